@@ -1,0 +1,1 @@
+"""shoal: one PyTorch model, many unequal machines, no coordinator."""
