@@ -1,10 +1,12 @@
 """The address grammar: shoal://PEERID@HOST:PORT[,HOST:PORT]...[/SECRET]
 
-Only A-Z a-z 0-9 @ : , . / _ - occur, so an address needs no quotes in any shell. A secret is 8 to 64 of A-Za-z0-9_-.
+Only A-Z a-z 0-9 @ : , . / _ - occur, so an address needs no quotes in any shell. A secret is 8 to 100 of A-Za-z0-9._-.
+One that shoal makes is 128 random bits and the run's name, so the address is all that a joiner needs to be given.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass
 
@@ -14,7 +16,8 @@ FORM = "shoal://PEERID@HOST:PORT[,HOST:PORT]...[/SECRET]"
 MAX_ENDPOINTS = 16
 _PEER_ID = re.compile(r"[a-z2-7]{32}\Z")
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}\Z")
-_SECRET = re.compile(r"[A-Za-z0-9_-]{8,64}\Z")
+_SECRET = re.compile(r"[A-Za-z0-9._-]{8,100}\Z")
+_MADE_SECRET = re.compile(r"[a-z2-7]{26}-(?P<run>.+)\Z")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -68,7 +71,7 @@ def parse_address(text: str) -> Address:
         raise wrong(f"the peer id must be 32 characters of a-z and 2-7, got {len(peer_id)}: {peer_id!r}")
     places, slash, secret = rest.partition("/")
     if slash and not _SECRET.match(secret):
-        raise wrong("the secret must be 8 to 64 characters of A-Za-z0-9_-")
+        raise wrong("the secret must be 8 to 100 characters of A-Za-z0-9._-")
     texts = places.split(",")
     if len(texts) > MAX_ENDPOINTS:
         raise wrong(f"it has {len(texts)} endpoints, at most {MAX_ENDPOINTS} are allowed")
@@ -89,5 +92,16 @@ def check_run(run: str) -> str:
 def check_secret(secret: str) -> str:
     """A given secret, or OptionError (which does not repeat it)."""
     if not isinstance(secret, str) or not _SECRET.match(secret):
-        raise OptionError("secret", "...", "8 to 64 characters of A-Za-z0-9_-")
+        raise OptionError("secret", "...", "8 to 100 characters of A-Za-z0-9._-")
     return secret
+
+
+def make_secret(random_bytes: bytes, run: str) -> str:
+    """A new secret from 16 random bytes, with the run's name in it."""
+    return f"{base64.b32encode(random_bytes).decode().rstrip('=').lower()}-{run}"
+
+
+def run_in_secret(secret: str | None) -> str | None:
+    """The run's name in a secret that shoal made; None in one that a person chose."""
+    made = _MADE_SECRET.match(secret or "")
+    return made["run"] if made else None

@@ -43,7 +43,7 @@ class EventLog:
         return self._now() - self._started_at
 
     def add(self, kind: str, reason: str, peer_id: str = "") -> None:
-        """Record one event. A callback of the user that raises is itself recorded, once per event, and goes no further."""
+        """Record one event. A callback of the user that raises is itself recorded, and goes no further."""
         event = Event(self.seconds(), kind, peer_id, reason)
         self.recent.append(event)
         self.counts[kind] += 1

@@ -9,7 +9,7 @@ WINDOW_SECONDS, WINDOWS_KEPT = 0.05, 200
 
 
 class Silence:
-    """How long a sender may be silent: 4 x the longest of its last 100 gaps, kept between 1 s and 3 s (design, section 6)."""
+    """How long a sender may be silent: 4 x the longest of its last 100 gaps, kept between 1 s and 3 s."""
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)

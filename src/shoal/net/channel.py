@@ -116,5 +116,5 @@ class FrameReader:
             )
         self._header = memoryview(bytearray(header_bytes))
         if payload_bytes:
-            self._payload = memoryview(np.empty(payload_bytes, np.uint8))  # not zero-filled, unlike bytearray
+            self._payload = memoryview(np.empty(payload_bytes, np.uint8).data)  # not zero-filled, unlike bytearray
         self._target, self._filled = self._header, 0

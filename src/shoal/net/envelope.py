@@ -1,7 +1,8 @@
 """What travels in the header of a frame once two peers know each other.
 
-On a link: Ask, Answer, Fail, Ping, Bye. On a stream: Open, Item (with a payload), End, Fail. Bodies are msgspec structs
-that the receiver decodes with the type it expects: nothing that a peer sends chooses a type here, and nothing is unpickled.
+On a link: Ask, Answer, Fail, Ping, Bye. On a stream: Open, Item (with a payload), End, Fail. Bodies are
+msgspec structs that the receiver decodes with the type it expects: nothing that a peer sends chooses a type here, and
+nothing is unpickled.
 """
 
 from __future__ import annotations

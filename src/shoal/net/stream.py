@@ -48,7 +48,7 @@ class Stream:
         await self._channel.send(encode(Fail(0, code, reason[:MAX_REASON])))
 
     async def drain(self) -> None:
-        """Read, and drop, what the other end still sends, up to its end: then the connection is free for another use."""
+        """Read, and drop, what the other end still sends: then the connection is free for another use."""
         while not self._ended_there:
             try:
                 await self.receive(Message)

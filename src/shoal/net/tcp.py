@@ -1,8 +1,8 @@
 """TCP with TLS 1.3 from the standard library. A self-signed ed25519 certificate says which peer listens.
 
-Measured traps: bulk through asyncio's StreamReader reaches a third of what BufferedProtocol does; asyncio waits 30 s for
-the closing handshake of a silent peer unless told otherwise; a forked DataLoader worker keeps every socket open and so
-hides its parent's death from the swarm.
+Measured traps: bulk through asyncio's StreamReader reaches a third of what BufferedProtocol does; asyncio waits 30 s
+for the closing handshake of a silent peer unless told otherwise; a forked DataLoader worker keeps every socket open and
+so hides its parent's death from the swarm.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class TcpTransport:
             )  # fmt: skip
         except OSError as error:
             raise OptionError("listen", str(listen), f"a host of this machine with a free port ({error})") from error
-        self._listening = tuple(self._server.sockets)
+        self._listening = cast(tuple[asyncio.trsock.TransportSocket, ...], tuple(self._server.sockets))
         _sockets.update(dict.fromkeys(self._listening))
         port = self._listening[0].getsockname()[1]
         return reachable_endpoints(listen.host, port)

@@ -45,7 +45,7 @@ class Record(Message, frozen=True):
     averagings: int = 0
     bandwidth: float | None = None
     first_batch: str = ""
-    rolls: dict[str, int] = {}
+    rolls: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Acquaintance(Message, frozen=True):
@@ -252,7 +252,7 @@ class Membership:
             self.host.spawn(self._find_again(peer_id, endpoints), f"find {peer_id[:6]}")
 
     async def _find_again(self, peer_id: str, endpoints: list[str]) -> None:
-        """Dial until it answers or is forgotten. A restarted peer may answer there with a new identity: just as well."""
+        """Dial until it answers or is forgotten. A restarted peer may answer there under a new id: just as well."""
         until = self.host.clock.now() + FORGET_SECONDS
         attempt = 0
         try:

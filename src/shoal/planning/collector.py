@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def collector_of(run_key: str, series: str, number: int, members: Iterable[str]) -> str:
-    """The member whose id is nearest (XOR, as in Kademlia) to hash(run, series, number). Ids are compared by their hash.
+    """The member whose hashed id is nearest (by XOR, as in Kademlia) to hash(run, series, number).
 
     Every peer with the same list of members names the same collector, and the duty moves with every averaging.
     """

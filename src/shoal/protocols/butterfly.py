@@ -1,7 +1,7 @@
 """Butterfly all-reduce in one group (Moshpit reference, section 2.3), streamed part by part.
 
-The flat vectors are cut into shares, one for each member, by bandwidth; a share into parts. Member i opens one stream to
-each other member k, sends its values of k's share part by part, and receives the means of k's parts on the same stream:
+The flat vectors are cut into shares, one for each member, by bandwidth; a share into parts. Member i opens one stream
+to each other member k, sends its values of k's share part by part, and receives the means of k's parts on the same one:
 
     member i                                  reducer k
       Begin(roll)                    ->
@@ -11,9 +11,9 @@ each other member k, sends its values of k's share part by part, and receives th
       ...                                       ...
                                      <-       Mean(n), values
 
-A member sends 2 s (n-1)/n bytes for a vector of s bytes. A sender that dies, or is late, is left out of the parts that it
-has not delivered: the mean of each part is over those who did. A reducer that dies fails the round for now. Nothing is
-written anywhere but into a new result, so a failed round leaves every value as it was.
+A member sends 2 s (n-1)/n bytes for a vector of s bytes. A sender that dies, or is late, is left out of the parts that
+it has not delivered: the mean of each part is over those who did. A reducer that dies fails the round for now. Nothing
+is written anywhere but into a new result, so a failed round leaves every value as it was.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class Download:
         return await self._compute(chunk_hash, data, cost_seconds=len(data) * HASH_SECONDS_PER_BYTE)
 
     async def _assemble(self, manifest: Manifest) -> State:
-        body = memoryview(np.empty(manifest.total_bytes, np.uint8))
+        body = memoryview(np.empty(manifest.total_bytes, np.uint8).data)
         for (begin, end), digest in zip(
             chunk_ranges(manifest.vector_bytes, manifest.total_bytes), manifest.hashes, strict=True
         ):

@@ -41,13 +41,21 @@ class State:
 class Replica(Protocol):
     """A peer's copy of the model, as strategies and downloads see it. Methods answer at the replica's safe points."""
 
-    shapes: Shapes
-    steps: int
-    """Optimizer steps of this replica."""
-    progress: int
-    """Optimizer steps behind its state: those of the peer it was taken over from count too."""
-    last_average: Vectors | None
-    """What the last averaging brought."""
+    @property
+    def shapes(self) -> Shapes:
+        """Shape and dtype of each averaged tensor."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of this replica."""
+
+    @property
+    def progress(self) -> int:
+        """Optimizer steps behind its state: those of the peer it was taken over from count too."""
+
+    @property
+    def last_average(self) -> Vectors | None:
+        """What the last averaging brought."""
 
     def notify_at(self, steps: int, notice: Callable[[], None]) -> bool:
         """True when that many steps are done already; else `notice` is called, on the loop, as soon as they are."""

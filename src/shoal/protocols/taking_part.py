@@ -1,7 +1,7 @@
 """Taking part in a run with a model: as its founder, or as a newcomer that takes over the run's state first.
 
-A peer trains and donates only with a state that is the run's: a fresh one never overwrites or dilutes it. When this
-peer's run yields to another of its name (a founder that restarted empty meets its old run), the same way is taken again.
+A peer trains and donates only with a state that is the run's: a fresh one never overwrites or dilutes it. When its
+run yields to another of its name (a founder that restarted empty meets its old run), the same way is taken again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def _catch_up(peer: Peer, replica: Replica) -> None:
     peer.log.add(
         "downloaded",
         f"{done.total_bytes} bytes of state at step {state.progress} from {len(set(done.donors))} donors "
-        f"({done.fetched_bytes} fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept from before)",
+        f"({done.fetched_bytes} bytes fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept)",
     )
 
 

@@ -97,4 +97,4 @@ def unpack(vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
 
 def as_bytes(vector: Tensor) -> memoryview:
     """The memory of a flat CPU vector, without a copy."""
-    return memoryview(vector.numpy()).cast("B") if len(vector) else memoryview(b"")
+    return vector.numpy().data.cast("B") if len(vector) else memoryview(b"")

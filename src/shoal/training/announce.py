@@ -19,16 +19,15 @@ def say(text: str) -> None:
 
 def alone_seconds() -> float:
     """After how long a founder says that nobody has connected yet."""
-    return float(os.environ.get("SHOAL_ALONE_SECONDS", ALONE_SECONDS))
+    return float(os.environ.get("SHOAL_ALONE_SECONDS") or ALONE_SECONDS)
 
 
-def invitation(address: str, command: str) -> list[str]:
+def invitation(address: str, command: str, run: str) -> list[str]:
     """How others join, and from where each endpoint can be reached."""
     lines = [f"others join with:  {command} --join {address}"]
-    for endpoint in parse_address(address).endpoints:
-        lines.append(f"  {endpoint} is reachable from {_reach(endpoint.host)}")
+    lines += [f"  {place} is reachable from {_reach(place.host)}" for place in parse_address(address).endpoints]
     if parse_address(address).secret is None:
-        lines.append("  the run's secret is not part of the address: give the same --secret there")
+        lines.append(f"  the secret is not part of the address: add --run {run} and the same --secret there")
     return lines
 
 

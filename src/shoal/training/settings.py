@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.core.address import Address, Endpoint, check_run, check_secret, parse_address, parse_endpoint
+from shoal.core.address import Address, Endpoint, check_run, check_secret, parse_address, parse_endpoint, run_in_secret
 from shoal.core.errors import AddressError, OptionError
 
 FIRST_PORT, PORTS = 10_000, 20_000
@@ -40,6 +40,11 @@ class Settings:
         return [Endpoint(self.host, port) for port in ports]
 
 
+def run_in_addresses(addresses: Sequence[Address]) -> str | None:
+    """The run's name, where an address with a secret that shoal made tells it."""
+    return next((name for address in addresses if (name := run_in_secret(address.secret))), None)
+
+
 def default_port(run: str) -> int:
     """A stable port from the run's name, below the range that systems give to outgoing connections."""
     return FIRST_PORT + int.from_bytes(hashlib.sha256(run.encode()).digest()[:4]) % PORTS
@@ -54,12 +59,12 @@ def read_settings(
     join_timeout_seconds: float | None,
 ) -> Settings:
     """Arguments over environment. Raises OptionError or AddressError that name the argument."""
-    run = run if run is not None else os.environ.get("SHOAL_RUN")
-    if run is None:
-        raise OptionError("run", None, "given: shoal.join('a-name'), or SHOAL_RUN in the environment")
     if isinstance(peers, str):
         raise OptionError("peers", peers, "a list of addresses, also for one")
     addresses = tuple(parse_address(text) for text in (peers or os.environ.get("SHOAL_JOIN", "").split()))
+    run = run or os.environ.get("SHOAL_RUN") or run_in_addresses(addresses)
+    if run is None:
+        raise OptionError("run", None, "given: shoal.join('a-name'), or SHOAL_RUN in the environment")
     given = secret if secret is not None else os.environ.get("SHOAL_SECRET") or None
     secrets = {address.secret for address in addresses if address.secret}
     if given is None and len(secrets) > 1:
@@ -74,7 +79,7 @@ def read_settings(
         except AddressError as error:
             raise OptionError("listen", where, f"HOST:PORT, with port 0 for any free one ({error})") from None
         host, port = endpoint.host, endpoint.port
-    wait = join_timeout_seconds or float(os.environ.get("SHOAL_JOIN_TIMEOUT_SECONDS", 10.0))
+    wait = join_timeout_seconds or float(os.environ.get("SHOAL_JOIN_TIMEOUT_SECONDS", "10"))
     if not 0 < wait <= 3600:
         raise OptionError("join_timeout_seconds", wait, "from above 0 to 3600")
     key = identity if identity is not None else os.environ.get("SHOAL_IDENTITY") or None

@@ -25,7 +25,8 @@ from shoal.core.errors import AttachError, LeftError, OptionError
 from shoal.core.events import Event
 from shoal.protocols.roll import CALL
 from shoal.protocols.taking_part import take_part
-from shoal.strategies import AllReduce, build_strategy
+from shoal.strategies import build_strategy
+from shoal.strategies.allreduce import AllReduce
 from shoal.strategies.options import options_of
 from shoal.tensors.flat import check_tensors, pack, shapes_of, unpack
 from shoal.training.announce import say
@@ -112,11 +113,11 @@ class Swarm:
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Let the swarm train this model: everyone but the founder takes over the run's state here, before it returns.
 
-        Only parameters in the optimizer's groups that require a gradient are averaged, and floating buffers. Everything
-        else stays local. `batch_size`: samples of one step, the weight of this peer's work; `count` says it step by step.
+        Only parameters in the optimizer's groups that require a gradient are averaged, and floating buffers; all else
+        stays local. `batch_size`: samples of one step, the weight of this peer's work; `count` says it step by step.
 
-        Raises AttachError, ModelMismatch, CharterMismatch, DownloadError. Waits, and says so every 10 s, where the run's
-        founder has not attached yet.
+        Raises AttachError, ModelMismatch, CharterMismatch, DownloadError. Waits, and says so every 10 s, where the
+        run's founder has not attached yet.
         """
         self._must_be_in()
         if self._replica is not None:
@@ -140,9 +141,9 @@ class Swarm:
         taking_part = self._node.submit(
             take_part(peer, replica, replica.schema, wanted, default, build_strategy, on_training)
         )
-        taking_part.add_done_callback(lambda done: training.done() or training.set_result(None))
+        taking_part.add_done_callback(lambda done: on_training())
         try:
-            self._wait(training, math.inf, "waits for the run's founder to attach its model, or for its state")
+            self._wait(training, math.inf, "waits for the founder to attach its model, or downloads the run's state")
         except BaseException:
             taking_part.cancel()
             raise
@@ -239,7 +240,8 @@ class Swarm:
         try:
             if last_averaging and self._taking_part is not None and self._node.alive:
                 hurried = self._node.submit(self._node.hurry())
-                self._mailbox.work_until(hurried, LAST_AVERAGING_SECONDS, hurried.cancel)
+                self._mailbox.work_until(hurried, LAST_AVERAGING_SECONDS, lambda: None)
+                hurried.cancel()
         finally:
             self._left = True
             atexit.unregister(self.leave)
