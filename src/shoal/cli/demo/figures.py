@@ -100,7 +100,7 @@ def applied_by_two(ends: list[dict[str, Any]]) -> int:
 
 def merged_failures(histories: list[History]) -> list[dict[str, Any]]:
     """One entry for each averaging that failed at some peer, by number; reasons that differ are told apart."""
-    names = {history.peer_id: history.name for history in histories}
+    names = {history.peer_id: history.name for history in histories if history.peer_id}
     merged: dict[tuple[int, str], dict[str, Any]] = {}
     for history in histories:
         for failure in (history.finished or {}).get("failures", []):
@@ -110,8 +110,11 @@ def merged_failures(histories: list[History]) -> list[dict[str, Any]]:
                 key,
                 {"round": failure["round"], "reason": "", "members": [], "failed_at": [], "at_seconds": math.inf},
             )
-            if failure["reason"] not in entry["reason"]:
-                entry["reason"] += ("; " if entry["reason"] else "") + failure["reason"]
+            reason = failure["reason"]
+            for peer_id, name in names.items():
+                reason = reason.replace(peer_id, name).replace(peer_id[:8], name)  # shoal writes ids short
+            if reason not in entry["reason"]:
+                entry["reason"] += ("; " if entry["reason"] else "") + reason
             known = [names.get(member, member) for member in failure["members"]]
             entry["members"] = sorted({*entry["members"], *known})
             entry["failed_at"].append(history.name)
@@ -146,11 +149,12 @@ def summarize(
         "seed": seed,
         "speeds": {history.name: history.speed for history in histories},
         "rounds": applied_by_two(list(end.values())),
-        "failed_rounds": merged_failures(live),
+        "failed_rounds": merged_failures(histories),
         "killed": killed,
         "killed_at_seconds": killed_at_seconds,
         "joined": late,
         "joined_at_seconds": latecomer.began_at_seconds,
+        "began_at_seconds": {history.name: history.began_at_seconds for history in histories},
         "final_validation_loss": final,
         "mean_final_validation_loss": curve[-1][1],
         "late_peer_loss_above_others": late_loss / (sum(others) / len(others)) - 1.0,

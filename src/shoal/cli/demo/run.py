@@ -70,7 +70,6 @@ class Stage:
     title: str
     seconds: float
     seed: int
-    out: Path
     scratch: Path  # the address, which holds the run's secret, and each peer's remembered state: deleted in the end
     screen: Screen
     children: list[Child] = field(default_factory=list)
@@ -227,9 +226,12 @@ def run_demo(peers: int, seconds: float, out: Path, seed: int) -> int:
         f"a step takes a fixed {STEP_SECONDS} s at 1x, {2 * STEP_SECONDS} s at 1/2x and {4 * STEP_SECONDS} s at 1/4x; "
         f"everything else is real."
     )
-    with tempfile.TemporaryDirectory(prefix="shoal-demo-") as folder, sigterm_as_interrupt():
-        alone = Stage("alone", seconds, seed, out, Path(folder), screen)
-        swarm = Stage("swarm", seconds, seed, out, Path(folder), screen)
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-demo-", ignore_cleanup_errors=True) as folder,
+        sigterm_as_interrupt(),
+    ):
+        alone = Stage("alone", seconds, seed, Path(folder), screen)
+        swarm = Stage("swarm", seconds, seed, Path(folder), screen)
         try:
             with screen:
                 solo = run_alone(alone)
