@@ -20,6 +20,7 @@ class History:
     name: str
     speed: float
     peer_id: str = ""
+    ready: bool = False
     began_at_seconds: float | None = None
     ticks: list[dict[str, Any]] = field(default_factory=list)
     finished: dict[str, Any] | None = None
@@ -55,7 +56,9 @@ class History:
         for line in whole.splitlines():
             entry = json.loads(line)
             kind = entry.pop("kind")
-            if kind == "training":
+            if kind == "ready":
+                self.ready = True
+            elif kind == "training":
                 self.began_at_seconds, self.peer_id = entry["at_seconds"], entry["peer_id"]
             elif kind == "measured":
                 self.ticks.append(entry)
