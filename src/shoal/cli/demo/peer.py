@@ -36,8 +36,9 @@ from shoal.cli.demo.text import batches, draw, read_text
 #   disagreement just before an averaging               .007          .010          .015
 #
 # A peer alone is best near 2e-3, by .03. At 3e-3 the swarm reaches that loss, too, in .62 to .75 of the time.
-# With real processes at 3e-3, seeds 0 to 3: .62, .83 (the machine was busy with other work), .62, .53;
-# disagreement .008 to .012; the late peer's loss 0.2 to 1.1 % above the others'; 0.25 cores for the whole swarm.
+# With real processes at 3e-3, seeds 0 to 4, on a busy machine: .62, .83, .62, .53, .65 (at .83 the hold-ups
+# cost the 1x peers 8 % of their steps and there was no catching up yet); disagreement .008 to .012; the late peer's
+# loss 0.2 to 1.2 % above the others'; 0.21 to 0.25 cores for the whole swarm.
 BATCH_SIZE = 4
 LEARNING_RATE = 3e-3
 BETAS = (0.9, 0.99)
@@ -252,7 +253,7 @@ def run_loop(
     """The loop itself is the one a person would write without shoal."""
     for inputs, targets in loader:
         loss: Tensor = loss_of(model, inputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if not pace.wait():
             return
         optimizer.step()
