@@ -8,12 +8,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from worlds import MemoryWorld, TcpWorld
+from worlds import MemoryWorld, TcpWorld, World
 
 
 @pytest.fixture(params=[TcpWorld, MemoryWorld], ids=["tcp", "memory"])
 def world(request):
     return request.param()
+
+
+@pytest.fixture
+def memory():
+    """For what would take long in real time: virtual time only."""
+    return MemoryWorld()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,5 +29,5 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
     arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
-    arguments["world"].run(pyfuncitem.obj(**arguments))
+    next(value for value in arguments.values() if isinstance(value, World)).run(pyfuncitem.obj(**arguments))
     return True

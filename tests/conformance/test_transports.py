@@ -51,6 +51,15 @@ async def test_frames_arrive_whole_and_in_order_both_ways_at_once(world) -> None
         tasks.create_task(check_all(pair.near, 2))
 
 
+async def test_frames_of_the_largest_size_follow_each_other(world) -> None:
+    async with world.pair() as pair, within(40), asyncio.TaskGroup() as tasks:
+        pair.trust()
+        tasks.create_task(fill(pair.near, Counter(), bytes(PAYLOAD_BYTES), limit=4))
+        for number in range(4):
+            header, data = await pair.far.receive()
+            assert (header, len(data)) == (b"%d" % number, PAYLOAD_BYTES)
+
+
 async def test_frames_of_several_senders_of_one_channel_never_mix(world) -> None:
     async with world.pair() as pair, within(30), asyncio.TaskGroup() as tasks:
         pair.trust()

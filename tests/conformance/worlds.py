@@ -15,6 +15,7 @@ from shoal.core.events import EventLog
 from shoal.core.loop import run_virtual
 from shoal.net.channel import Channel, Transport
 from shoal.net.door import Door
+from shoal.net.handshake import run_key
 from shoal.net.host import Host
 from shoal.net.identity import Identity
 from shoal.net.memory import MemoryNetwork
@@ -205,3 +206,18 @@ async def link(one: Trial, other: Trial) -> None:
     one.host.know(other.id, other.host.endpoints)
     other.host.know(one.id, one.host.endpoints)
     await soon(lambda: other.host.linked(one.id), what="the link at its other end")
+
+
+@contextlib.asynccontextmanager
+async def raw_link(world: World, trial: Trial, purpose: str = "link") -> AsyncIterator[tuple[str, Channel]]:
+    """A peer that knows the secret and speaks for itself, frame by frame; it sends no signs of life."""
+    me = identity(1000)
+    transport = world.new_transport(me)
+    door = world.door(me, transport)
+    door._key = run_key(RUN, SECRET)
+    channel, _ = await door.dial(trial.host.endpoints, trial.id, purpose)
+    try:
+        yield me.peer_id, channel
+    finally:
+        channel.abort()
+        await transport.close()
