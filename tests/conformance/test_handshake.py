@@ -251,10 +251,11 @@ async def test_a_crowd_in_the_door_is_bounded(world, monkeypatch) -> None:
     async with world.pair() as pair, within(10):
         guard = await opened(world, pair)
         channels: list[tuple[Channel, Channel]] = [(pair.near, pair.far)]
-        for _ in range(3):
-            channels.append((await pair.dialler.dial(pair.endpoint), await pair.accepted.get()))
+        while len(channels) < 4:
+            near = await pair.dialler.dial(pair.endpoint)
+            channels.append((near, await pair.accepted.get()))
         waiting = [asyncio.create_task(guard.admit(far)) for _, far in channels]
-        await soon(lambda: waiting[3].done())
+        await soon(waiting[3].done)
         assert [task.done() for task in waiting] == [False, False, False, True]
         with pytest.raises(PeerLost):
             await channels[3][0].receive()

@@ -15,7 +15,7 @@ from shoal.net.host import MAX_CALLS_PER_PEER
 
 class Echo(Message, frozen=True):
     text: str
-    numbers: list[int] = []
+    numbers: list[int] = msgspec.field(default_factory=list)
 
 
 class Wait(Message, frozen=True):

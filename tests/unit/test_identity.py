@@ -77,9 +77,9 @@ def test_only_this_user_can_read_the_file(tmp_path) -> None:
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path) -> None:
     path = tmp_path / "peer.key"
     with identity_file(path) as first:
-        with pytest.raises(IdentityInUse, match=r"the identity .*peer\.key is in use by another peer"):
-            with identity_file(path):
-                pass
+        refused = pytest.raises(IdentityInUse, match=r"the identity .*peer\.key is in use by another peer")
+        with refused, identity_file(path):
+            pass
         assert path.read_bytes()
     with identity_file(path) as second:
         assert second.peer_id == first.peer_id
@@ -97,9 +97,9 @@ def test_a_file_of_another_size_is_refused_and_left_alone(tmp_path, size) -> Non
     path = tmp_path / "peer.key"
     path.write_bytes(b"k" * size)
     for _ in range(2):  # the lock was let go
-        with pytest.raises(OptionError, match="a file of exactly 32 bytes that shoal itself wrote"):
-            with identity_file(path):
-                pass
+        refused = pytest.raises(OptionError, match="a file of exactly 32 bytes that shoal itself wrote")
+        with refused, identity_file(path):
+            pass
     assert path.read_bytes() == b"k" * size
 
 
