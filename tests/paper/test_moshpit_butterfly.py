@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from group import Member, average, members
+
 from oracles.butterfly import butterfly as oracle
 from oracles.butterfly import shares
-
 from shoal.core.errors import RoundError
 from shoal.core.loop import run_virtual
 from shoal.protocols.butterfly import Outcome

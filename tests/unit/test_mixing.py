@@ -72,6 +72,15 @@ def test_large_values_of_float32_do_not_overflow() -> None:
     assert out.item() == pytest.approx(3e38)
 
 
+def test_large_values_of_float64_do_not_overflow() -> None:
+    """All contributions are finite, so their mean is."""
+    mean, out = PartMean(1), torch.empty(1, dtype=torch.float64)
+    for _ in range(8):
+        mean.add(torch.tensor([1e308], dtype=torch.float64), 32.0)
+    mean.write(out)
+    assert out.item() == pytest.approx(1e308)
+
+
 def test_an_empty_part() -> None:
     mean = PartMean(0)
     assert mean.add(torch.empty(0), 1.0)
