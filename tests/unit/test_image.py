@@ -41,7 +41,7 @@ def a_state(vectors: tuple[int, int] = (1000, 10)) -> State:
     }
     scalars = {"step": 12, "lr": 1e-3, "amsgrad": False, "nothing": None}
     flat = torch.randn(vectors[0]), torch.randn(vectors[1], dtype=torch.float64)
-    return State(flat, extras, scalars, progress=41, number=7)
+    return State(flat, extras, scalars, optimizer="SGD", progress=41, number=7)
 
 
 def over_the_wire(manifest: Manifest) -> Manifest:
@@ -63,7 +63,7 @@ def test_an_image_reads_back_as_the_state_it_was_taken_of(vectors) -> None:
     for name, tensor in state.extras.items():
         assert back.extras[name].dtype == tensor.dtype
         assert torch.equal(back.extras[name], tensor), name
-    assert (back.scalars, back.progress, back.number) == (state.scalars, 41, 7)
+    assert (back.scalars, back.optimizer, back.progress, back.number) == (state.scalars, "SGD", 41, 7)
 
 
 def test_a_whole_number_among_the_scalars_stays_one() -> None:
@@ -93,7 +93,7 @@ def test_each_hash_is_that_of_its_chunk() -> None:
 def test_equal_vectors_have_equal_chunks_whatever_else_their_donors_hold() -> None:
     """So that they can be fetched from several donors."""
     one, other = a_state((300_000, 4)), a_state((300_000, 4))
-    other = State(one.vectors, {"other": torch.ones(99)}, {}, 1, 7)
+    other = State(one.vectors, {"other": torch.ones(99)}, {}, progress=1, number=7)
     hashes = [Image("image", state).manifest.hashes for state in (one, other)]
     vector_chunks = -(-(300_000 * 4 + 4 * 8) // CHUNK_BYTES)
     assert hashes[0][:vector_chunks] == hashes[1][:vector_chunks]
@@ -125,6 +125,7 @@ layouts = st.builds(
     st.tuples(dimensions, dimensions),
     st.lists(st.builds(Extra, st.text(max_size=2), st.sampled_from([*DTYPES, "object", ""]), shapes), max_size=4),
     st.just({}),
+    st.just("SGD"),
     st.just(0),
     st.just(0),
 )
@@ -132,11 +133,11 @@ layouts = st.builds(
 
 @settings(max_examples=400)
 @given(layouts, st.sampled_from([0, 1, 4, 8, 12, 100]))
-@example(Layout((0, 0), [Extra("x", "float32", [0, 2**64 - 1])], {}, 0, 0), 0)
-@example(Layout((0, 0), [Extra("x", "float32", [0, 2**62, 2**62])], {}, 0, 0), 0)
-@example(Layout((0, 0), [Extra("x", "float32", [2**32, 2**32])], {}, 0, 0), 0)
-@example(Layout((0, 0), [Extra("x", "float32", [-1, -1])], {}, 0, 0), 4)
-@example(Layout((-1, 2), [], {}, 0, 0), 12)
+@example(Layout((0, 0), [Extra("x", "float32", [0, 2**64 - 1])], {}, "SGD", 0, 0), 0)
+@example(Layout((0, 0), [Extra("x", "float32", [0, 2**62, 2**62])], {}, "SGD", 0, 0), 0)
+@example(Layout((0, 0), [Extra("x", "float32", [2**32, 2**32])], {}, "SGD", 0, 0), 0)
+@example(Layout((0, 0), [Extra("x", "float32", [-1, -1])], {}, "SGD", 0, 0), 4)
+@example(Layout((-1, 2), [], {}, "SGD", 0, 0), 12)
 def test_a_corrupted_layout_is_a_protocol_error_or_fits(layout, body_bytes) -> None:
     try:
         state = read_image(layout, memoryview(bytearray(body_bytes)))
