@@ -304,10 +304,15 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     }
 
 
-def serve(*functions: Callable[..., Any]) -> None:
-    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit"."""
+def serve(*functions: Callable[..., Any], idle: Callable[[], None] | None = None) -> None:
+    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit".
+
+    While no command waits `idle` is called again and again: a peer that trains in the meantime passes its step there.
+    """
     by_name = {function.__name__: function for function in functions}
     while True:
+        while idle is not None and not command_waiting():
+            idle()
         command = next_command()
         assert command is not None
         name = command["command"]
