@@ -103,7 +103,10 @@ class PeerProcess:
             raise PeerSilent(self._story(f"is gone, cannot take {command!r}")) from error
 
     def receive(self, timeout_seconds: float = 60.0) -> dict[str, Any]:
-        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}."""
+        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}.
+
+        `received_at` is the time.monotonic() of its arrival.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
@@ -161,7 +164,7 @@ class PeerProcess:
                 except ValueError:
                     message = None
                 if isinstance(message, dict):
-                    self._replies.put(message)
+                    self._replies.put(message | {"received_at": time.monotonic()})
                 else:
                     self.lines.append(line)
 

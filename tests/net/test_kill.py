@@ -95,7 +95,7 @@ class Swarm:
             figures["outcomes"][other] = reply.get("error", "result")
             if "error" in reply:
                 assert "ShoalError" in reply["bases"], reply
-                figures["returns"][other] = time.monotonic() - killed_at
+                figures["returns"][other] = reply["received_at"] - killed_at
             else:
                 assert reply["value"]["seconds"] < 30
                 figures["returns"][other] = reply["value"]["returned_at"] - killed_at
