@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from swarm_process import PeerFailed, Peers, PeerSilent, ask_all
+from swarm_process import PeerFailed, Peers, PeerSilent, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("pytorch_child.py")
 
@@ -205,6 +205,7 @@ def test_a_notebook_without_with(pair, tmp_path):
         assert seen["averagings"] >= 5
         assert seen["refused"]
         assert notebook.lines, "the report prints"
+    wait_until(lambda: founder.ask("facts", 20)["others"] == 0, 3, "the founder knows that the notebook left")
     own = founder.ask("facts", 20)
     assert own["tag"] == pytest.approx(seen["tag"], abs=1e-6)
     assert -0.999 < seen["tag"][0] < 0.999
