@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm_process import Peers
+from swarm_process import Peers, wait_until
 
 CHILD = Path(__file__).with_name("difference_child.py")
 TOLERANCE = 1e-6
@@ -77,16 +77,20 @@ def match(traces: list[dict], first: Correction, second: Correction) -> Match:
     values_b, steps_b = snapshots(traces[1], second)
     averages_a, averages_b = values_a + first.added, values_b + second.added
     best = Match(float("inf"), float("nan"), (0, 0))
-    for index in range(len(values_a)):
-        apart = (averages_b - averages_a[index]).abs().amax(1)
-        for other in (apart < TOLERANCE).nonzero().flatten().tolist():
+    latest_first = steps_a.argsort(descending=True)
+    for rows in latest_first.split(128):
+        apart = torch.cdist(averages_a[rows], averages_b, p=float("inf"))
+        for row, other in (apart < TOLERANCE).nonzero().tolist():
+            index = int(rows[row])
             line = values_b[other] - values_a[index]
             share = float(first.added @ line / (line @ line)) if line.abs().max() > 1e-9 else float("nan")
-            residual = max(float((first.added - share * line).abs().max()), float(apart[other]))
+            residual = max(float((first.added - share * line).abs().max()), float(apart[row, other]))
             lags = (first.step - int(steps_a[index]), second.step - int(steps_b[other]))
             fits, best_fits = residual < TOLERANCE, best.residual < TOLERANCE
             if (fits and (not best_fits or sum(lags) < sum(best.lags))) or (not best_fits and residual < best.residual):
                 best = Match(residual, share, lags)
+        if best.residual < TOLERANCE:
+            break
     return best
 
 
@@ -208,6 +212,7 @@ def test_the_newcomer_takes_over_the_founders_optimizer_state(processes, kind):
     founder.ask("move", values=[2.0, 2.0, 2.0])
     founder.ask("set_buffers", floats=6.0, integers=7, flags=True)
     founder.ask("train", on=True)
+    wait_until(lambda: founder.ask("facts")["steps"] >= 20, 10, "the founder has trained with this state")
     second.ask("join", 60, run=run, address=address, kind=kind)
     seen = second.ask("facts")
     own = founder.ask("facts")
