@@ -187,8 +187,13 @@ class Peer:
         next(self.loader)
         return [worker.pid for worker in self.loader._workers]
 
-    def event_log(self, since: float = 0.0) -> list[tuple[float, str, str | None, str | None]]:
-        return [event for event in self.events if event[0] >= since]
+    def wait_lost(self, peer_id: str, timeout_seconds: float = 10.0) -> float:
+        """time.monotonic() of the arrival of the event `lost` that names that peer."""
+
+        def moments() -> list[float]:
+            return [moment for moment, kind, lost, _ in list(self.events) if kind == "lost" and lost == peer_id]
+
+        return min(wait_until(moments, timeout_seconds, f"an event `lost` for {peer_id} among {self.events}"))
 
     def pid(self) -> int:
         return os.getpid()

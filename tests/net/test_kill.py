@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from average_child import BIG, WEIGHTS
-from swarm_process import PeerProcess, Peers, ask_all
+from swarm_process import PeerProcess, Peers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
+WHOLE_CHILD = Path(__file__).with_name("whole_child.py")
 RETURN_SECONDS = 5.0
 NOTICE_SECONDS = 1.0
 
@@ -119,10 +120,7 @@ class Swarm:
         for rank in survivors:
             process = self.members[rank]
             process.ask("wait_gone", 15, peer_id=victim.peer_id)
-            events = process.ask("event_log", since=killed_at)
-            moments = [moment for moment, kind, peer_id, _ in events if kind == "lost" and peer_id == victim.peer_id]
-            assert moments, f"peer {rank} has no event `lost` for the dead peer: {events}"
-            noticed[rank] = min(moments) - killed_at
+            noticed[rank] = process.ask("wait_lost", 15, peer_id=victim.peer_id) - killed_at
         assert max(noticed.values()) <= NOTICE_SECONDS, f"seconds until the death was noticed: {noticed}"
         return noticed
 
@@ -200,6 +198,44 @@ def test_killed_while_its_dataloader_workers_live(tmp_path):
         workers = victim.ask("hold_workers")
         figures = swarm.kill_during_averaging(2, 0.5 * duration)
         print(f"\nwith DataLoader workers: {figures}; workers {workers}")
+
+
+@pytest.mark.timeout(120)
+def test_killed_while_all_train_no_parameter_is_half_written(tmp_path):
+    """Two of four trainers die, the founder first, at moments of the permanent averaging; the others go on."""
+    with Peers(tmp_path) as peers:
+        trainers = [peers.start(WHOLE_CHILD) for _ in range(4)]
+        first = trainers[0].ask("attach", 60, run="whole", peers=[], own=1.0)
+        ids = [first["peer_id"]]
+        for rank in range(1, 4):
+            own = trainers[rank].ask("attach", 60, run="whole", peers=[first["address"]], own=1.0 + rank)
+            ids.append(own["peer_id"])
+        seed = int(os.environ.get("SHOAL_TEST_SEED", random.randrange(1 << 30)))
+        print(f"\nSHOAL_TEST_SEED={seed}")
+        choose = random.Random(seed)
+        for victim, survivors in ((0, [1, 2, 3]), (2, [1, 3])):
+            began = time.monotonic()
+            wait_until(lambda: averaged(trainers, [*survivors, victim], began), 30, "all average", 0.1)  # noqa: B023
+            moment = time.monotonic() + choose.random()
+            while time.monotonic() < moment:
+                time.sleep(0.001)
+            killed_at = trainers[victim].kill(signal.SIGKILL)
+            # An averaging that the death spoils may take the 5 s of a survivor; then they average again.
+            wait_until(lambda: averaged(trainers, survivors, killed_at), 10, "the survivors average on", 0.05)  # noqa: B023
+            for rank in survivors:
+                facts = trainers[rank].ask("facts")
+                assert facts["half"] == [], "some elements of a parameter were averaged and others not"
+                assert facts["finite"]
+                assert ids[victim] not in facts["others"]
+                gap = min(moment for moment in facts["applied"] if moment > killed_at) - killed_at
+                print(
+                    f"\nkilled {victim}: peer {rank} next applied an averaging after {gap:.2f} s; {facts['failures']}"
+                )
+
+
+def averaged(trainers: list[PeerProcess], ranks: list[int], since: float) -> bool:
+    """Whether each has applied two averagings since then."""
+    return all(len(trainers[rank].ask("facts", since=since)["applied"]) >= 2 for rank in ranks)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at the workers in /proc")
