@@ -148,9 +148,12 @@ class PeerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(10)
-        for reader in self._readers:
+        streams = [self._process.stdin]
+        for reader, stream in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
             reader.join(2)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if not reader.is_alive():  # somebody else holds the pipe: closing under the reader would wait for it
+                streams.append(stream)
+        for stream in streams:
             if stream is not None:
                 with contextlib.suppress(OSError, ValueError):
                     stream.close()
