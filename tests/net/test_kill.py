@@ -200,6 +200,50 @@ def test_killed_while_its_dataloader_workers_live(tmp_path):
         print(f"\nwith DataLoader workers: {figures}; workers {workers}")
 
 
+def test_killed_before_all_have_called(tmp_path):
+    """Some wait in the roll already when one dies; the last calls a moment later, when it has noticed. Six deaths."""
+    with Peers(tmp_path) as peers:
+        processes = [peers.start(CHILD) for _ in range(8)]
+        first = processes[0].ask("join", 120, run="skewed", peers=[], found=True)
+        joined = [first, *ask_all(processes[1:], "join", 120, run="skewed", peers=[first["address"]])]
+        for process, own in zip(processes, joined, strict=True):
+            process.peer_id = own["peer_id"]
+        ask_all(processes, "wait_peers", count=7)
+        call = {"shapes": [[1000]], "dtypes": ["float32"]}
+        living = list(processes)
+        while len(living) > 2:
+            victim, *early, late = living
+            for rank, process in enumerate(early):
+                process.send("average_shaped", value=float(rank), **call)
+            moment = time.monotonic() + 0.1
+            while time.monotonic() < moment:
+                time.sleep(0.001)
+            killed_at = victim.kill(signal.SIGKILL)
+            late.ask("wait_gone", 10, peer_id=victim.peer_id)
+            late.send("average_shaped", value=float(len(early)), **call)
+            living.remove(victim)
+            replies = [process.receive(30) for process in [*early, late]]
+            took = [reply["received_at"] - killed_at for reply in replies]
+            outcomes = [reply.get("error", "result") for reply in replies]
+            print(f"\n{len(living)} survive: returned after s {[round(one, 2) for one in took]} with {outcomes}")
+            assert max(took) <= RETURN_SECONDS, (took, outcomes)
+            for process, reply in zip([*early, late], replies, strict=True):
+                if "error" in reply:
+                    assert "ShoalError" in reply["bases"], reply
+                else:
+                    ranks = [
+                        r for r, peer in enumerate([*early, late]) if peer.peer_id in reply["value"]["contributed"]
+                    ]
+                    assert reply["value"]["values"] == pytest.approx([sum(ranks) / len(ranks)])
+                    assert process.peer_id in reply["value"]["contributed"]
+            for process in living:
+                process.ask("wait_gone", 10, peer_id=victim.peer_id)
+            for rank, process in enumerate(living):
+                process.send("average_shaped", value=float(rank), **call)
+            for process in living:
+                assert process.answer(10)["values"] == pytest.approx([(len(living) - 1) / 2])
+
+
 @pytest.mark.timeout(120)
 def test_killed_while_all_train_no_parameter_is_half_written(tmp_path):
     """Two of four trainers die, the founder first, at moments of the permanent averaging; the others go on."""
