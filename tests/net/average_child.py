@@ -136,11 +136,13 @@ class Peer:
             tensors[2] = torch.ones(4).to(getattr(torch, kind))
         self.swarm.average(tensors, weight=weight, timeout_seconds=10)
 
-    def average_shaped(self, shapes: list[list[int]], dtypes: list[str], value: float) -> dict[str, Any]:
+    def average_shaped(
+        self, shapes: list[list[int]], dtypes: list[str], value: float, timeout_seconds: float = 10.0
+    ) -> dict[str, Any]:
         tensors = [
             torch.full(shape, value, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
-        averaged, report = self.swarm.average(tensors, timeout_seconds=10)
+        averaged, report = self.swarm.average(tensors, timeout_seconds=timeout_seconds)
         return {
             "values": sorted({float(number) for tensor in averaged for number in tensor.reshape(-1)}),
             "shapes": [list(tensor.shape) for tensor in averaged],

@@ -209,7 +209,7 @@ def test_killed_before_all_have_called(tmp_path):
         for process, own in zip(processes, joined, strict=True):
             process.peer_id = own["peer_id"]
         ask_all(processes, "wait_peers", count=7)
-        call = {"shapes": [[1000]], "dtypes": ["float32"]}
+        call = {"shapes": [[1000]], "dtypes": ["float32"], "timeout_seconds": 30.0}
         living = list(processes)
         while len(living) > 2:
             victim, *early, late = living
