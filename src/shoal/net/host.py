@@ -107,7 +107,12 @@ class Host:
         """Run `work` within this host's life. Its failure is an event, and ends nothing else."""
         task = self._tasks.create_task(self._bounded(work, what), name=f"{self.peer_id[:6]} {what}")
         self._running[task] = None
-        task.add_done_callback(lambda done: self._running.pop(task, None))
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._running.pop(done, None)
+            work.close()  # a task that is cancelled before its first step never touched it
+
+        task.add_done_callback(ended)
         return task
 
     async def _bounded(self, work: Coroutine[Any, Any, None], what: str) -> None:
