@@ -172,6 +172,18 @@ def test_unequal_tensors_are_refused_by_index_and_never_averaged(swarm, differs)
             assert value["values"] == pytest.approx([sum(ranks) / len(ranks)])
 
 
+def test_an_iterator_of_parameters_is_averaged_or_refused_but_never_lost(swarm):
+    for rank, process in enumerate(swarm):
+        process.send("average_parameters", rank=rank)
+    for process in swarm:
+        reply = process.receive(20)
+        if "error" in reply:
+            assert "ShoalError" in reply["bases"], reply
+        else:
+            mean = (len(swarm) - 1) / 2
+            assert reply["value"] == [pytest.approx([mean] * 6), pytest.approx([mean] * 3)]
+
+
 def test_the_swarm_averages_on_after_all_refusals(swarm, tmp_path):
     ask_all(swarm, "wait_peers", count=len(swarm) - 1)
     weights = list(reversed(WEIGHTS[: len(swarm)]))

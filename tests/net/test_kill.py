@@ -152,8 +152,13 @@ def kill_at_random_moments(folder: Path, count: int) -> list[dict]:
         fractions = [(slot + choose.random()) / count for slot in range(count)]
         choose.shuffle(fractions)
         for trial, fraction in enumerate(fractions):
+            if trial:  # the machine is not equally busy all the time
+                duration = swarm.measure(times=1)
             rank = 0 if trial == 0 else choose.randrange(4)
-            print(f"kill {trial}: peer {rank}{' (founder)' if trial == 0 else ''} at {fraction:.2f} of it", end="; ")
+            print(
+                f"kill {trial}: peer {rank}{' (founder)' if trial == 0 else ''} at {fraction:.2f} of {duration:.2f} s",
+                end="; ",
+            )
             figures = swarm.kill_during_averaging(rank, fraction * duration)
             returns = " ".join(f"{other}:{took:.2f}" for other, took in figures["returns"].items())
             outcomes = " ".join(f"{other}:{outcome}" for other, outcome in figures["outcomes"].items())
