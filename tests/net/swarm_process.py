@@ -261,7 +261,16 @@ def ask_all(processes: Iterable[PeerProcess], command: str, timeout_seconds: flo
     processes = list(processes)
     for process in processes:
         process.send(command, **args)
-    return [process.answer(timeout_seconds) for process in processes]
+    return answers(processes, timeout_seconds)
+
+
+def answers(processes: Iterable[PeerProcess], timeout_seconds: float = 60.0) -> list[Any]:
+    """The value of the next reply of each; all are read before the first `PeerFailed` is raised."""
+    replies = [(process, process.receive(timeout_seconds)) for process in processes]
+    for process, reply in replies:
+        if "error" in reply:
+            raise PeerFailed(process.name, reply)
+    return [reply.get("value") for _, reply in replies]
 
 
 # ---------------------------------------------------------------------------------------------------- the peer's side

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from average_child import WEIGHTS, mixed_inputs
-from swarm_process import PeerFailed, PeerProcess, Peers, ask_all, wait_until
+from swarm_process import PeerFailed, PeerProcess, Peers, answers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
 HALF = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
@@ -38,7 +38,7 @@ def swarm(request, processes):
 def averaged(members: list[PeerProcess], weights: list[float], save: Path | None = None) -> list[dict]:
     for rank, (process, weight) in enumerate(zip(members, weights, strict=True)):
         process.send("average_mixed", rank=rank, weight=weight, save=str(save) if save and rank == 0 else None)
-    return [process.answer(60) for process in members]
+    return answers(members, 60)
 
 
 def weighted_mean(count: int, weights: list[float]) -> list[torch.Tensor]:
@@ -175,8 +175,7 @@ def test_unequal_tensors_are_refused_by_index_and_never_averaged(swarm, differs)
 def test_an_iterator_of_parameters_is_averaged_or_refused_but_never_lost(swarm):
     for rank, process in enumerate(swarm):
         process.send("average_parameters", rank=rank)
-    for process in swarm:
-        reply = process.receive(20)
+    for reply in [process.receive(20) for process in swarm]:
         if "error" in reply:
             assert "ShoalError" in reply["bases"], reply
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from average_child import BIG, WEIGHTS
-from swarm_process import PeerProcess, Peers, ask_all, wait_until
+from swarm_process import PeerProcess, Peers, answers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
 WHOLE_CHILD = Path(__file__).with_name("whole_child.py")
@@ -245,8 +245,8 @@ def test_killed_before_all_have_called(tmp_path):
                 process.ask("wait_gone", 10, peer_id=victim.peer_id)
             for rank, process in enumerate(living):
                 process.send("average_shaped", value=float(rank), **call)
-            for process in living:
-                assert process.answer(10)["values"] == pytest.approx([(len(living) - 1) / 2])
+            for value in answers(living, 10):
+                assert value["values"] == pytest.approx([(len(living) - 1) / 2])
 
 
 @pytest.mark.timeout(120)
