@@ -103,7 +103,10 @@ class PeerProcess:
             raise PeerSilent(self._story(f"is gone, cannot take {command!r}")) from error
 
     def receive(self, timeout_seconds: float = 60.0) -> dict[str, Any]:
-        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}."""
+        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}.
+
+        `received_at` is the time.monotonic() of its arrival.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
@@ -145,9 +148,12 @@ class PeerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(10)
-        for reader in self._readers:
+        streams = [self._process.stdin]
+        for reader, stream in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
             reader.join(2)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if not reader.is_alive():  # somebody else holds the pipe: closing under the reader would wait for it
+                streams.append(stream)
+        for stream in streams:
             if stream is not None:
                 with contextlib.suppress(OSError, ValueError):
                     stream.close()
@@ -161,7 +167,7 @@ class PeerProcess:
                 except ValueError:
                     message = None
                 if isinstance(message, dict):
-                    self._replies.put(message)
+                    self._replies.put(message | {"received_at": time.monotonic()})
                 else:
                     self.lines.append(line)
 
@@ -255,7 +261,16 @@ def ask_all(processes: Iterable[PeerProcess], command: str, timeout_seconds: flo
     processes = list(processes)
     for process in processes:
         process.send(command, **args)
-    return [process.answer(timeout_seconds) for process in processes]
+    return answers(processes, timeout_seconds)
+
+
+def answers(processes: Iterable[PeerProcess], timeout_seconds: float = 60.0) -> list[Any]:
+    """The value of the next reply of each; all are read before the first `PeerFailed` is raised."""
+    replies = [(process, process.receive(timeout_seconds)) for process in processes]
+    for process, reply in replies:
+        if "error" in reply:
+            raise PeerFailed(process.name, reply)
+    return [reply.get("value") for _, reply in replies]
 
 
 # ---------------------------------------------------------------------------------------------------- the peer's side
@@ -304,10 +319,15 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     }
 
 
-def serve(*functions: Callable[..., Any]) -> None:
-    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit"."""
+def serve(*functions: Callable[..., Any], idle: Callable[[], None] | None = None) -> None:
+    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit".
+
+    While no command waits `idle` is called again and again: a peer that trains in the meantime passes its step there.
+    """
     by_name = {function.__name__: function for function in functions}
     while True:
+        while idle is not None and not command_waiting():
+            idle()
         command = next_command()
         assert command is not None
         name = command["command"]
