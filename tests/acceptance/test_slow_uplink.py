@@ -1,4 +1,4 @@
-"""Three peers behind lines of 1 Mbit/s, in network namespaces: a full link is no reason to call anybody dead or late."""
+"""Three peers behind lines of 1 Mbit/s, in network namespaces: a full link makes nobody dead or late."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ GOOD = torch.ones(2)
         (torch.ones(2, dtype=torch.bool), "dtype bool has no mean"),
         (torch.ones(2, dtype=torch.complex64), "dtype complex64 has no mean"),
         (torch.ones(2).to(torch.float8_e4m3fn), "dtype float8_e4m3fn has no mean"),
-        (torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo is not supported; call .to_dense() first"),
+        (torch.ones(2, 2).to_sparse(), "it is torch.sparse_coo, without plain values"),
         (torch.tensor([1, float("nan")]), "it contains NaN or infinity"),
         (torch.tensor(float("inf"), dtype=torch.float64), "it contains NaN or infinity"),
         (torch.tensor([float("-inf")], dtype=torch.bfloat16), "it contains NaN or infinity"),

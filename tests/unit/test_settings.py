@@ -96,12 +96,12 @@ def test_an_address_tells_the_runs_name() -> None:
         ({"listen": "4711"}, "listen", "HOST:PORT, with port 0 for any free one"),
         ({"listen": ""}, "listen", "HOST:PORT, with port 0 for any free one"),
         ({"listen": "h:65536"}, "listen", "the port must be a number from 0 to 65535"),
-        ({"join_timeout_seconds": -1}, "join_timeout_seconds", "from above 0 to 3600"),
-        ({"join_timeout_seconds": 0}, "join_timeout_seconds", "from above 0 to 3600"),
-        ({"join_timeout_seconds": 3601}, "join_timeout_seconds", "from above 0 to 3600"),
-        ({"join_timeout_seconds": float("nan")}, "join_timeout_seconds", "from above 0 to 3600"),
-        ({"join_timeout_seconds": float("inf")}, "join_timeout_seconds", "from above 0 to 3600"),
-        ({"join_timeout_seconds": "soon"}, "join_timeout_seconds", "from above 0 to 3600"),
+        ({"join_timeout_seconds": -1}, "join_timeout_seconds", "above 0, up to 3600"),
+        ({"join_timeout_seconds": 0}, "join_timeout_seconds", "above 0, up to 3600"),
+        ({"join_timeout_seconds": 3601}, "join_timeout_seconds", "above 0, up to 3600"),
+        ({"join_timeout_seconds": float("nan")}, "join_timeout_seconds", "above 0, up to 3600"),
+        ({"join_timeout_seconds": float("inf")}, "join_timeout_seconds", "above 0, up to 3600"),
+        ({"join_timeout_seconds": "soon"}, "join_timeout_seconds", "above 0, up to 3600"),
     ],
 )
 def test_a_bad_argument_is_named_with_what_is_allowed(arguments, field, bounds) -> None:

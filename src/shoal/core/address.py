@@ -50,7 +50,7 @@ def parse_endpoint(text: str, *, lowest_port: int = 1) -> Endpoint:
     host, colon, port = text.rpartition(":")
     if not colon or not _HOST.match(host):
         raise AddressError(f"{text!r} is not HOST:PORT (for example 192.168.1.20:4711)")
-    if not (port.isascii() and port.isdigit()) or not lowest_port <= int(port) <= 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5) or not lowest_port <= int(port) <= 65535:
         raise AddressError(f"{text!r}: the port must be a number from {lowest_port} to 65535, got {port!r}")
     return Endpoint(host, int(port))
 

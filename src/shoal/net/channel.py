@@ -51,7 +51,7 @@ class Channel(Protocol):
         """The next frame. Raises PeerLost at the end and ProtocolError on what is no frame."""
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send what is queued, to a reader that takes it within a second, then close."""
 
     def abort(self) -> None:
         """Close at once."""

@@ -79,6 +79,8 @@ class End(_Frame, tag=8, frozen=True):
 LinkFrame = Ask | Answer | Fail | Ping | Bye
 StreamFrame = Open | Item | End | Fail
 MAX_REASON = 500
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What decoding raises: a value nested a thousand deep is no MsgspecError."""
 
 Body = TypeVar("Body", bound=Message)
 _encode = msgspec.msgpack.Encoder().encode
@@ -110,12 +112,12 @@ def decode_body(body: msgspec.Raw, kind: type[Body]) -> Body:
     """A body as the type that is expected here. Raises ProtocolError."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"no valid {kind.__name__}: {error}") from None
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], header: bytes) -> Any:
     try:
         return decoder.decode(header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"no valid frame: {error}") from None

@@ -23,6 +23,7 @@ import msgspec
 
 from shoal.core.errors import ProtocolError, RefusedError
 from shoal.net.channel import Channel
+from shoal.net.envelope import UNREADABLE
 from shoal.net.identity import Identity, peer_id_of, verify
 
 PROTOCOL_VERSION = 1
@@ -104,7 +105,7 @@ async def answer(channel: Channel, me: Identity, key: bytes, nonce: bytes) -> tu
     hello = await _expect(channel, Hello)
     await channel.send(_encode(Challenge(PROTOCOL_VERSION, nonce)))
     if hello.version != PROTOCOL_VERSION:
-        await _refuse(channel, "version", _versions(PROTOCOL_VERSION, hello.version))
+        await _refuse(channel, "version", _versions(hello.version, PROTOCOL_VERSION))
     dialler = peer_id_of(hello.key)
     context = _context(hello.nonce, nonce, dialler, me.peer_id, channel.binding)
     proof = await _expect(channel, Proof)
@@ -119,8 +120,8 @@ async def answer(channel: Channel, me: Identity, key: bytes, nonce: bytes) -> tu
     return dialler, proof.purpose
 
 
-def _versions(ours: int, theirs: int) -> str:
-    return f"protocol version {theirs} at the other end, {ours} here: install the same shoal on both"
+def _versions(dialler: int, listener: int) -> str:
+    return f"the dialling peer speaks protocol version {dialler}, the listening one {listener}: install the same shoal"
 
 
 def _context(dial_nonce: bytes, accept_nonce: bytes, dialler: str, listener: str, binding: bytes) -> bytes:
@@ -141,7 +142,7 @@ async def _expect(channel: Channel, kind: type[Message]) -> Message:
     header, _ = await channel.receive()
     try:
         message = _decode(header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"no handshake message: {error}") from None
     if isinstance(message, Refusal):
         raise RefusedError(message.reason[:300], message.code[:30])

@@ -186,7 +186,7 @@ class Host:
 
     def _keep_link(self, peer_id: str, channel: Channel) -> None:
         remote = self._remote(peer_id)
-        remote.hear(channel, self.sent, self.received)
+        remote.hear(channel, self.sent, self.received, bulk=False)
         remote.links.append(channel)
         remote.connections += 1
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
@@ -245,11 +245,11 @@ class Host:
                 if not remote.links:
                     continue
                 if stalled:
-                    remote.silence.excuse(now)
-                if now - remote.silence.last_heard > SILENT_SECONDS:
+                    remote.life.excuse(now)
+                if now - remote.life.last_heard > SILENT_SECONDS:
                     for link in list(remote.links):
                         link.abort()
-                    self._unlink(remote, f"silent for {now - remote.silence.last_heard:.1f} s", polite=False)
+                    self._unlink(remote, f"silent for {now - remote.life.last_heard:.1f} s", polite=False)
                 elif now - remote.last_sent > HEARTBEAT_SECONDS:
                     self.spawn(_quietly(remote.links[-1].send(encode(Ping()))), "ping")
                     remote.last_sent = now
@@ -279,7 +279,12 @@ class Host:
             del remote.pending[call_id]
             if future.done() and not future.cancelled():
                 future.exception()  # the connection broke while we were still sending: seen, not lost
-        return decode_body(answered.body, reply)
+        try:
+            return decode_body(answered.body, reply)
+        except ProtocolError as error:
+            self.log.add("refused", str(error), peer_id)
+            self.drop(peer_id, str(error))
+            raise
 
     def tell(self, peer_id: str, message: Message) -> None:
         """Send a message that wants no answer. It may get lost; the next one tells the same."""
@@ -349,13 +354,13 @@ class Host:
                 await channel.send(opening)
                 return channel
         channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
-        remote.hear(channel, self.sent, self.received)
+        remote.hear(channel, self.sent, self.received, bulk=True)
         await channel.send(opening)
         return channel
 
     async def _serve_streams(self, remote: Remote, channel: Channel) -> None:
         """Serve one stream after the other on a connection that the other peer opened."""
-        remote.hear(channel, self.sent, self.received)
+        remote.hear(channel, self.sent, self.received, bulk=True)
         remote.connections += 1
         try:
             while True:

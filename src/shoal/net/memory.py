@@ -85,22 +85,27 @@ class MemoryChannel:
         async with self._sending:
             frame = header, memoryview(bytearray(payload))
             left = PREFIX.size + len(header) + len(frame[1])
-            self._on_the_way_bytes += left
-            while left > 0:
+            try:
                 await self._room.wait()
                 if self._lost:
                     raise self._lost
-                size = min(left, SLICE_BYTES)
-                left -= size
-                sent_at = self._transport.uplink.pass_through(loop.time(), size)
-                self.on_traffic(size, 0)
-                far = self._far
-                arrival = sent_at + self._transport.network.latency_seconds
-                loop.call_at(arrival, far._enter, size, frame if left == 0 else None)
-                if left > 0:
-                    await asyncio.sleep(sent_at - loop.time())
-            if self._on_the_way_bytes > WINDOW_BYTES:
-                self._room.clear()
+                self._on_the_way_bytes += left
+                if self._on_the_way_bytes > WINDOW_BYTES:
+                    self._room.clear()
+                while left > 0:
+                    size = min(left, SLICE_BYTES)
+                    left -= size
+                    sent_at = self._transport.uplink.pass_through(loop.time(), size)
+                    self.on_traffic(size, 0)
+                    arrival = sent_at + self._transport.network.latency_seconds
+                    loop.call_at(arrival, self._far._enter, size, frame if left == 0 else None)
+                    if len(frame[1]):  # bulk goes at the line's pace; a call is queued behind it
+                        await asyncio.sleep(sent_at - loop.time())
+                    if self._lost:
+                        raise self._lost
+            except asyncio.CancelledError:
+                self.abort()  # half a frame would make the rest unreadable
+                raise
 
     def _enter(self, size: int, frame: Frame | None) -> None:
         """A slice came to this end's line; it is read once the downlink let it through."""
@@ -113,11 +118,12 @@ class MemoryChannel:
         self.on_traffic(0, size)
         if frame is None:
             return
-        if len(frame[0]) > self._limits[0] or len(frame[1]) > self._limits[1]:
+        if not 0 < len(frame[0]) <= self._limits[0] or len(frame[1]) > self._limits[1]:
             self._lost = ProtocolError(
                 f"a frame of {len(frame[0])} + {len(frame[1])} bytes; allowed are {self._limits}"
             )
             self.abort()
+            return
         self._frames.append(frame)
         self._arrived.set()
 

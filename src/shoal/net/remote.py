@@ -12,7 +12,7 @@ from shoal.net.envelope import Answer
 
 
 class Remote:
-    """Bytes of any kind, on any connection, are a sign of life."""
+    """Bytes of any kind, on any connection, are a sign of life; `bulk` hears those on streams alone."""
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
         self.peer_id = peer_id
@@ -23,20 +23,22 @@ class Remote:
         self.connections = 0
         self.calls_running = 0
         self.last_sent = clock.now()
-        self.silence = Silence(clock.now())
+        self.life, self.bulk = Silence(clock.now()), Silence(clock.now())
         self.pending: dict[int, asyncio.Future[Answer]] = {}
 
-    def hear(self, channel: Channel, sent_gauge: RateGauge, received_gauge: RateGauge) -> None:
+    def hear(self, channel: Channel, sent_gauge: RateGauge, received_gauge: RateGauge, *, bulk: bool) -> None:
         """Count what passes on this connection from now on."""
 
         def traffic(sent: int, received: int) -> None:
             now = self._clock.now()
             if received:
-                self.silence.heard(now)
+                self.life.heard(now)
+                if bulk:
+                    self.bulk.heard(now)
                 received_gauge.add(received, now)
             if sent:
                 self.last_sent = now
                 sent_gauge.add(sent, now)
 
-        self.silence.heard(self._clock.now())
+        self.life.heard(self._clock.now())
         channel.on_traffic = traffic

@@ -50,7 +50,5 @@ class Stream:
     async def drain(self) -> None:
         """Read, and drop, what the other end still sends: then the connection is free for another use."""
         while not self._ended_there:
-            try:
-                await self.receive(Message)
-            except (StreamEnded, RefusedError):
-                return
+            header, _ = await self._channel.receive()
+            self._ended_there = not isinstance(decode_stream(header), Item)

@@ -185,11 +185,12 @@ class Reducer:
         for sender, count in self.delivered.items():
             if sender == self._host.peer_id or count == len(self.parts):
                 continue
-            silence = self._host.remotes[sender].silence
-            silent_seconds = now - max(started_at, silence.last_heard)
             if not self._host.linked(sender):
-                self.leave_out(sender, "it was lost")
-            elif silent_seconds > silence.patience_seconds():
+                self.leave_out(sender, "it is not connected")
+                continue
+            bulk = self._host.remotes[sender].bulk
+            silent_seconds = now - max(started_at, bulk.last_heard)
+            if silent_seconds > bulk.patience_seconds():
                 self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
         fractions = {sender: count / len(self.parts) for sender, count in self.delivered.items()} if self.parts else {}
         for sender in predicted_stragglers(fractions, now - started_at):

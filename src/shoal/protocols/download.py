@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from shoal.core.compute import Compute
-from shoal.core.errors import DownloadError, PeerLost, ProtocolError, RefusedError, RemoteError
+from shoal.core.errors import CallTimeout, DownloadError, PeerLost, ProtocolError, RefusedError, RemoteError
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
@@ -135,9 +136,8 @@ def read_image(layout: Layout, body: memoryview) -> State:
 
     def take(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
         nonlocal at
-        count = int(np.prod(shape, dtype=object)) if shape else 1
-        size = count * dtype.itemsize
-        if min(shape, default=0) < 0 or at + size > len(body):
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or max(shape, default=0) > len(body) or at + size > len(body):
             raise ProtocolError("the image's layout does not fit its bytes")
         data = body[at : at + size]
         at += size
@@ -228,6 +228,8 @@ class Download:
         reasons: dict[str, str] = {}
         while True:
             manifests = await self._manifests(reasons)
+            if not manifests and any(peer_id not in reasons for peer_id in self._members.others(TRAINING)):
+                continue
             if not manifests:
                 told = "; ".join(f"{peer_id[:8]}: {reason}" for peer_id, reason in reasons.items())
                 raise DownloadError(f"no live peer can give the run's state ({told or 'nobody is training'})")
@@ -253,6 +255,8 @@ class Download:
         )
         manifests = {}
         for peer_id, answer in zip(donors, answers, strict=True):
+            if isinstance(answer, CallTimeout):
+                continue  # no safe point in all that time: a long compilation, an evaluation; it is asked again
             if isinstance(answer, RemoteError):
                 reasons[peer_id] = str(answer)
             elif isinstance(answer, BaseException):

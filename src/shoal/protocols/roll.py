@@ -8,7 +8,8 @@ all that it expects have called or the deadline passed, and returns one record t
       Here(n, weight, shapes)   ->      open, Invite(n)       ->        each: due; Here(n) from the next safe point
                                 <-      Roll(members, weights, ...)  ->
 
-A collector that dies fails the averaging for its callers. A higher number always wins: whoever waits in an older roll
+When a collector dies, its callers go to the next-nearest with the same number; if some had their roll already, two
+rolls exist, each exact over those who take part in it. A higher number always wins: whoever waits in an older roll
 and hears of a newer one moves on to it.
 """
 
@@ -33,6 +34,7 @@ from shoal.planning.collector import collector_of, roll_deadline_seconds
 from shoal.tensors.flat import Shapes, check_shapes
 
 TRAIN, CALL = "train", "call"
+RETRY_SECONDS = 0.05
 CLOSED, OTHER_SHAPES, ALONE = "closed", "shapes", "alone"
 
 
@@ -111,28 +113,35 @@ class RollBook:
         Raises NobodyThere, TensorError (our shapes are not the others'), or RoundError when the collector was lost.
         """
         until = self._host.clock.now() + timeout_seconds
+        number = 0
         while True:
             candidates = self._participants(series)
             if len(candidates) < 2:
                 raise NobodyThere("no other peer takes part in averagings now")
-            number = self._tried[series] = max(self._next(series), self._invited.get(series, 0))
+            number = self._tried[series] = number or max(self._next(series), self._invited.get(series, 0))
             collector = collector_of(self._key, series, number, candidates)
-            left = until - self._host.clock.now()
-            here = Here(series, number, weight, bandwidth, shapes, max(0.5, left / 2))
+            left = max(0.1, until - self._host.clock.now())
+            here = Here(series, number, weight, bandwidth, shapes, left / 2)
             try:
-                return await self._ask(collector, here, max(left, 0.1))
+                roll = await self._ask(collector, here, left)
+            except PeerLost:
+                if self._host.clock.now() < until:  # the next-nearest collects the same averaging
+                    await self._host.clock.sleep(RETRY_SECONDS)
+                    continue
+                failure: Exception = RoundError(f"collector {collector[:8]} was lost", number)
+            except (CallTimeout, TimeoutError):
+                failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
                 if error.code == CLOSED:  # a newer number is known by now
                     self._note(series, int(error.reason))
                     number = 0
                     continue
-                raise _outcome(error, collector, number) from None
-            except (CallTimeout, TimeoutError):
-                raise RoundError(f"collector {collector[:8]} did not close the roll in time", number) from None
-            except PeerLost:
-                raise RoundError(f"collector {collector[:8]} was lost", number) from None
-            finally:
+                failure = _outcome(error, collector, number)
+            else:
                 self._note(series, number)
+                return roll
+            self._note(series, number)
+            raise failure
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
         """The roll that the collector closes; RefusedError(closed) as soon as a newer number is heard of."""
@@ -200,7 +209,7 @@ class RollBook:
             patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
         try:
             async with asyncio.timeout(patience_seconds):
-                while not (roll.superseded or self._participants(series).keys() <= roll.callers.keys()):
+                while not (roll.superseded or self._awaited(series, number) <= roll.callers.keys()):
                     roll.changed.clear()
                     await roll.changed.wait()
         except TimeoutError:
@@ -249,6 +258,15 @@ class RollBook:
 
     def _participants(self, series: str) -> dict[str, Record]:
         return self._members.with_me(TRAINING if series == TRAIN else None)
+
+    def _awaited(self, series: str, number: int) -> set[str]:
+        """Whoever may still call for this number: those who have it behind them will not."""
+        mine = self._host.peer_id
+        return {
+            peer_id
+            for peer_id, record in self._participants(series).items()
+            if (self.newest if peer_id == mine else record.rolls).get(series, 0) < number
+        }
 
     def _is_live(self, peer_id: str) -> bool:
         return peer_id == self._host.peer_id or peer_id in self._members.members

@@ -73,10 +73,7 @@ class VirtualReplica:
 
     async def offer(self, average: Vectors, snapshot: Snapshot) -> int:
         def apply() -> int:
-            if self.steps == snapshot.steps:
-                apply_exact(self.tensors, average)
-            else:
-                apply_difference(self.tensors, average, snapshot.vectors)
+            apply_difference(self.tensors, average, snapshot.vectors)
             self._steps_averaged, self.last_average = snapshot.steps, average
             return self.steps - snapshot.steps
 

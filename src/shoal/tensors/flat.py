@@ -40,8 +40,10 @@ def check_tensors(tensors: Sequence[Tensor]) -> None:
             raise TensorError(
                 index, f"dtype {dtype_name(tensor.dtype)} has no mean; float16, bfloat16, float32 and float64 do"
             )
-        if tensor.layout is not torch.strided:
-            raise TensorError(index, f"layout {tensor.layout} is not supported; call .to_dense() first")
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise TensorError(
+                index, f"it is {'a meta tensor' if tensor.is_meta else tensor.layout}, without plain values"
+            )
         if not torch.isfinite(tensor.detach()).all():
             raise TensorError(index, "it contains NaN or infinity, which would reach everybody's average")
 

@@ -11,42 +11,46 @@ from shoal.tensors.flat import Vectors, slices
 
 
 class PartMean:
-    """The weighted mean of one part, summed in float64 as contributions arrive and rounded once."""
+    """The weighted mean of one part, in float64 as contributions arrive, rounded once.
+
+    A running mean: it never exceeds the largest value, where a weighted sum could overflow.
+    """
 
     def __init__(self, size: int) -> None:
-        self._sum = torch.zeros(size, dtype=torch.float64)
+        self._mean = torch.zeros(size, dtype=torch.float64)
         self.weight = 0.0
 
     def add(self, values: Tensor, weight: float) -> bool:
         """Add one member's values. False, and nothing is added, when they are not all finite."""
         if not torch.isfinite(values).all():
             return False
-        self._sum.add_(values, alpha=weight)
-        self.weight += weight
+        if weight > 0:
+            before, self.weight = self.weight, self.weight + weight
+            self._mean.mul_(before / self.weight).add_(values, alpha=weight / self.weight)
         return True
 
     def write(self, out: Tensor) -> None:
         """The mean, in `out`'s type. Without weight there is no mean, and `out` stays as it is."""
         if self.weight > 0:
-            out.copy_(self._sum.div_(self.weight))
+            out.copy_(self._mean)
 
 
 @torch.no_grad()
 def apply_difference(tensors: Sequence[Tensor], average: Vectors, snapshot: Vectors) -> None:
-    """theta += average - snapshot, tensor by tensor: no step that was taken since the snapshot is lost.
+    """theta += average - snapshot, element by element: nothing that was written since the snapshot is lost.
 
-    Half types are computed in float32 and rounded once.
+    An element that is as it was in the snapshot becomes the average itself, so replicas that took no step end equal,
+    bit for bit. Half types are computed in float32 and rounded once.
     """
-    for tensor, mean, old in zip(tensors, slices(average, tensors), slices(snapshot, tensors), strict=True):
-        change = mean - old
-        if tensor.dtype == mean.dtype:
-            tensor.add_(change.to(tensor.device))
-        else:
-            tensor.copy_(tensor.to(mean.dtype) + change.to(tensor.device))
+    for tensor, average_view, old_view in zip(
+        tensors, slices(average, tensors), slices(snapshot, tensors), strict=True
+    ):
+        now, mean, old = tensor.to(average_view.dtype), average_view.to(tensor.device), old_view.to(tensor.device)
+        tensor.copy_(torch.where(now == old, mean, now + (mean - old)))
 
 
 @torch.no_grad()
 def apply_exact(tensors: Sequence[Tensor], average: Vectors) -> None:
-    """theta = average: the difference rule where no step was taken since the snapshot, without its rounding."""
+    """theta = average: a newcomer takes over values that it has not trained."""
     for tensor, mean in zip(tensors, slices(average, tensors), strict=True):
         tensor.copy_(mean)

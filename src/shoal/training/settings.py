@@ -14,6 +14,7 @@ from shoal.core.errors import AddressError, OptionError
 FIRST_PORT, PORTS = 10_000, 20_000
 PORTS_TO_TRY = 20
 DEFAULT_HOST = "0.0.0.0"
+DEFAULT_JOIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,18 @@ class Settings:
         if remembered_port:
             ports.insert(0, remembered_port)
         return [Endpoint(self.host, port) for port in ports]
+
+
+def _timeout(argument: float | None, otherwise: float | str) -> float:
+    """The seconds that `join` may take. Raises OptionError."""
+    given = otherwise if argument is None else argument
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise OptionError("join_timeout_seconds", given, "a number of seconds above 0, up to 3600")
+    return seconds
 
 
 def run_in_addresses(addresses: Sequence[Address]) -> str | None:
@@ -79,9 +92,7 @@ def read_settings(
         except AddressError as error:
             raise OptionError("listen", where, f"HOST:PORT, with port 0 for any free one ({error})") from None
         host, port = endpoint.host, endpoint.port
-    wait = join_timeout_seconds or float(os.environ.get("SHOAL_JOIN_TIMEOUT_SECONDS", "10"))
-    if not 0 < wait <= 3600:
-        raise OptionError("join_timeout_seconds", wait, "from above 0 to 3600")
+    wait = _timeout(join_timeout_seconds, os.environ.get("SHOAL_JOIN_TIMEOUT_SECONDS") or DEFAULT_JOIN_SECONDS)
     key = identity if identity is not None else os.environ.get("SHOAL_IDENTITY") or None
     return Settings(
         check_run(run), addresses, given or next(iter(secrets), None), given is not None,

@@ -13,6 +13,7 @@ import platformdirs
 
 from shoal.core.address import Address, Endpoint, parse_address
 from shoal.core.errors import AddressError
+from shoal.net.envelope import UNREADABLE
 from shoal.net.identity import write_private
 
 MAX_REMEMBERED = 50
@@ -38,7 +39,7 @@ class RunFolder:
         """What is remembered; nothing when the file is missing or not shoal's."""
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=Remembered)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return Remembered()
 
     def addresses(self) -> list[Address]:

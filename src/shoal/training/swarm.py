@@ -11,10 +11,11 @@ from __future__ import annotations
 import atexit
 import hashlib
 import math
+import numbers
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -196,7 +197,7 @@ class Swarm:
     # -- averaging on demand
 
     def average(
-        self, tensors: Sequence[Tensor], weight: float = 1.0, timeout_seconds: float = 30.0
+        self, tensors: Iterable[Tensor], weight: float = 1.0, timeout_seconds: float = 30.0
     ) -> tuple[list[Tensor], AveragingReport]:
         """Average a list of tensors once, with the peers that call it too.
 
@@ -207,12 +208,13 @@ class Swarm:
         bool, complex, NaN, other shapes than the others'), OptionError for a weight, RoundError when it failed.
         """
         self._must_be_in()
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT:
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 <= weight <= MAX_WEIGHT:
             raise OptionError("weight", weight, f"a finite number from 0 to {MAX_WEIGHT:g}")
         if not 0 < timeout_seconds <= 86400:
             raise OptionError("timeout_seconds", timeout_seconds, "from above 0 to 86400")
         if isinstance(tensors, Tensor):
             raise OptionError("tensors", "a tensor", "a list of tensors, also for one")
+        tensors = list(tensors)
         check_tensors(tensors)
         peer, host = self._node.peer, self._node.peer.host
         vectors, shapes = pack(tensors), shapes_of(tensors)

@@ -156,10 +156,7 @@ class ThreadReplica:
 
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
-        if self.steps == snapshot.steps:
-            apply_exact(self._attached.tensors, average)
-        else:
-            apply_difference(self._attached.tensors, average, snapshot.vectors)
+        apply_difference(self._attached.tensors, average, snapshot.vectors)
         self._samples_averaged = snapshot.samples
         self.last_average = average
         return self.steps - snapshot.steps
