@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NEGLIGIBLE = 1e-9
+"""A member this much slower than the fastest reduces nothing; without a bound the arithmetic ends in 0 / 0."""
+
 
 def shares_by_bandwidth(bandwidths: Sequence[float | None]) -> list[float]:
     """Shares w_i >= 0 with sum 1 that minimise max_i (1 + (n-2) w_i) / b_i; w_i = 0 where b_i = 0.
@@ -23,6 +26,8 @@ def shares_by_bandwidth(bandwidths: Sequence[float | None]) -> list[float]:
     rates = [fallback if b is None else float(b) for b in bandwidths]
     if n == 0 or not any(r > 0 for r in rates):
         return [1.0 / n] * n if n else []
+    fastest = max(rates)
+    rates = [rate / fastest if rate > NEGLIGIBLE * fastest else 0.0 for rate in rates]
     if n <= 2:
         takers = sum(r > 0 for r in rates)
         return [1.0 / takers if r > 0 else 0.0 for r in rates]

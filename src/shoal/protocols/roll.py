@@ -23,6 +23,7 @@ from shoal.core.errors import (
     CallTimeout,
     NobodyThere,
     PeerLost,
+    ProtocolError,
     RefusedError,
     RoundError,
     TensorError,
@@ -35,6 +36,7 @@ from shoal.tensors.flat import Shapes, check_shapes
 
 TRAIN, CALL = "train", "call"
 RETRY_SECONDS = 0.05
+MAX_FIGURE = 1e18
 CLOSED, OTHER_SHAPES, ALONE = "closed", "shapes", "alone"
 
 
@@ -138,10 +140,22 @@ class RollBook:
                     continue
                 failure = _outcome(error, collector, number)
             else:
+                self._check(roll, number)
                 self._note(series, number)
                 return roll
             self._note(series, number)
             raise failure
+
+    def _check(self, roll: Roll, number: int) -> None:
+        """A collector may be broken: what the round computes with is checked here. Raises RoundError."""
+        figures = [*roll.weights, *(bandwidth or 0.0 for bandwidth in roll.bandwidths)]
+        if (
+            self._host.peer_id not in roll.members
+            or len(set(roll.members)) != len(roll.members)
+            or not len(roll.members) == len(roll.weights) == len(roll.bandwidths)
+            or not all(0 <= figure <= MAX_FIGURE for figure in figures)
+        ):
+            raise RoundError("the collector sent a roll that makes no sense", number)
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
         """The roll that the collector closes; RefusedError(closed) as soon as a newer number is heard of."""
@@ -178,6 +192,9 @@ class RollBook:
 
     async def _collect(self, caller: str, here: Here) -> Roll:
         key = here.series, here.number
+        for figure in (here.weight, here.bandwidth or 0.0, here.patience_seconds):
+            if not 0 <= figure <= MAX_FIGURE:
+                raise ProtocolError(f"a weight, bandwidth or patience of {figure}")
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._closed_error(here.series)
         roll = self._open.get(key)
