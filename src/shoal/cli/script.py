@@ -1,0 +1,28 @@
+"""Runs a user's script in a process of `shoal run`, so that Ctrl-C ends it without a traceback.
+
+python -m shoal.cli.script SCRIPT ARGS...
+"""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """The script's own exit code, or 130 after an interrupt."""
+    script = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the goodbye
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

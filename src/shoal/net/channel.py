@@ -1,0 +1,120 @@
+"""The one interface of all transports: a channel carries frames, a transport listens and dials.
+
+A frame is a short header (a msgpack message) and a payload of bulk bytes, in that order:
+
+    header_bytes u32 | payload_bytes u32 | header | payload          (little endian)
+
+Bulk bytes never pass through a stream reader: the payload is received straight into a buffer that was allocated, once,
+when its length became known.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from shoal.core.address import Endpoint
+from shoal.core.errors import ProtocolError
+
+PREFIX = struct.Struct("<II")
+STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES = 1024, 0
+HEADER_BYTES, PAYLOAD_BYTES = 4 << 20, 8 << 20
+"""What an authenticated peer may send in one frame."""
+
+Buffer = bytes | bytearray | memoryview
+Frame = tuple[bytes, memoryview]
+
+
+class Channel(Protocol):
+    """A connection that carries frames in order, both ways.
+
+    `server_key` is the public key of the end that listens and `binding` a hash that only this connection's two ends
+    share; the handshake builds on both. `remote` is a text for people.
+    """
+
+    server_key: bytes
+    binding: bytes
+    remote: str
+    on_traffic: Callable[[int, int], None]
+    """Called with (bytes sent, bytes received) as they pass: every byte is a sign of life."""
+
+    def trust(self) -> None:
+        """The other end is authenticated: raise the limits from a stranger's to a peer's."""
+
+    async def send(self, header: bytes, payload: Buffer = b"") -> None:
+        """Send one frame; returns when the transport can take more. Raises PeerLost."""
+
+    async def receive(self) -> Frame:
+        """The next frame. Raises PeerLost at the end and ProtocolError on what is no frame."""
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Transport(Protocol):
+    """Listens and dials."""
+
+    async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
+        """Listen; returns the endpoints others can dial. `accept` is called for each incoming channel."""
+
+    async def dial(self, endpoint: Endpoint) -> Channel:
+        """Connect. Raises PeerLost with a reason that a person understands."""
+
+    async def close(self) -> None:
+        """Stop listening and close every channel."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames without copying payloads.
+
+    `buffer()` says where the next bytes go, `advance(n)` that n of them arrived. Limits are checked before anything is
+    allocated, so a stranger's length field costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.max_header_bytes, self.max_payload_bytes = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
+        self._prefix = bytearray(PREFIX.size)
+        self._begin_frame()
+
+    def _begin_frame(self) -> None:
+        self._header: memoryview | None = None
+        self._payload = memoryview(b"")
+        self._target = memoryview(self._prefix)
+        self._filled = 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return self._target[self._filled :]
+
+    def advance(self, count_bytes: int) -> Frame | None:
+        """`count_bytes` were written to `buffer()`. Returns a frame when it is whole. Raises ProtocolError."""
+        self._filled += count_bytes
+        if self._filled < len(self._target):
+            return None
+        if self._header is None:
+            self._allocate()
+            return None
+        if self._target is self._header and len(self._payload):
+            self._target, self._filled = self._payload, 0
+            return None
+        frame = bytes(self._header), self._payload
+        self._begin_frame()
+        return frame
+
+    def _allocate(self) -> None:
+        header_bytes, payload_bytes = PREFIX.unpack(self._prefix)
+        if not 0 < header_bytes <= self.max_header_bytes or payload_bytes > self.max_payload_bytes:
+            raise ProtocolError(
+                f"a frame of {header_bytes} + {payload_bytes} bytes; "
+                f"allowed are {self.max_header_bytes} + {self.max_payload_bytes}"
+            )
+        self._header = memoryview(bytearray(header_bytes))
+        if payload_bytes:
+            self._payload = memoryview(np.empty(payload_bytes, np.uint8).data)  # not zero-filled, unlike bytearray
+        self._target, self._filled = self._header, 0

@@ -1,0 +1,413 @@
+"""The peer host: authenticated links to other peers, typed calls over them, and bulk streams beside them.
+
+Between two peers there is a link (calls, signs of life) and, from a small pool, a connection for each stream, so that a
+call never waits behind bulk. Bytes of any kind are a sign of life. Each connection and each incoming call is a failure
+boundary: what goes wrong there becomes an event and, at most, closes that connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from shoal.core.address import Endpoint
+from shoal.core.clock import Clock, Random
+from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RefusedError, RemoteError, ShoalError
+from shoal.core.events import EventLog
+from shoal.core.gauges import RateGauge, Silence
+from shoal.net.channel import Channel, Transport
+from shoal.net.door import Door
+from shoal.net.envelope import (
+    MAX_REASON,
+    Answer,
+    Ask,
+    Body,
+    Bye,
+    Fail,
+    Message,
+    Open,
+    Ping,
+    decode_body,
+    decode_link,
+    decode_stream,
+    encode,
+    raw,
+)
+from shoal.net.identity import Identity
+from shoal.net.stream import Stream
+
+HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
+MAX_CALLS_PER_PEER = 64
+MAX_CONNECTIONS_PER_PEER = 24
+IDLE_STREAMS_PER_PEER, IDLE_STREAM_SECONDS = 2, 30.0
+
+Reply = TypeVar("Reply", bound=Message)
+CallHandler = Callable[[str, Any], Awaitable[Message]]
+StreamHandler = Callable[[Stream, Any], Awaitable[None]]
+
+
+class Remote:
+    """What this host holds of one other peer."""
+
+    def __init__(self, peer_id: str, now: float) -> None:
+        self.peer_id = peer_id
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.links: list[Channel] = []
+        self.idle_streams: list[tuple[float, Channel]] = []
+        self.connections = 0
+        self.calls_running = 0
+        self.last_heard = self.last_sent = now
+        self.bulk = Silence()
+        self.pending: dict[int, asyncio.Future[Answer]] = {}
+
+
+class Host:
+    """One peer's end of the network. Use `async with host:`; everything it started ends with it.
+
+    `on_link(peer_id)` and `on_lost(peer_id, reason, polite)` are set by whoever keeps the members.
+    """
+
+    def __init__(
+        self, identity: Identity, transport: Transport, *, run: str, secret: str,
+        clock: Clock, random: Random, log: EventLog,
+    ) -> None:  # fmt: skip
+        self.peer_id = identity.peer_id
+        self.clock, self.random, self.log = clock, random, log
+        self._door = Door(identity, transport, run=run, secret=secret, random=random, log=log)
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.remotes: dict[str, Remote] = {}
+        self.sent, self.received = RateGauge(), RateGauge()
+        self.faults: list[Exception] = []
+        self.on_link: Callable[[str], None] = lambda peer_id: None
+        self.on_lost: Callable[[str, str, bool], None] = lambda peer_id, reason, polite: None
+        self._closing = False
+        self._running: dict[asyncio.Task[None], None] = {}
+        self._call_ids = itertools.count(1)
+        self._call_handlers: dict[str, tuple[type[Message], CallHandler]] = {}
+        self._stream_handlers: dict[str, tuple[type[Message], StreamHandler]] = {}
+
+    # -- life
+
+    async def __aenter__(self) -> Host:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._closing = True
+        await self._door.close()
+        for task in list(self._running):
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)  # an error of the body goes on as it is, not in a group
+
+    async def start(self, listen: Endpoint) -> None:
+        """Listen. `endpoints` then says where. Raises OptionError when that place is taken."""
+        self.endpoints = tuple(await self._door.open(listen, self._accept))
+        self.spawn(self._heartbeat(), "heartbeat")
+
+    async def goodbye(self, reason: str) -> None:
+        """Tell everybody that this peer leaves, for at most half a second; nobody is met or missed from now on."""
+        self._closing = True
+        links = [remote.links[-1] for remote in self.remotes.values() if remote.links]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5), asyncio.TaskGroup() as tasks:
+                for link in links:
+                    tasks.create_task(_quietly(link.send(encode(Bye(reason)))))
+
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        """Run `work` within this host's life. Its failure is an event, and ends nothing else."""
+        task = self._tasks.create_task(self._bounded(work, what), name=f"{self.peer_id[:6]} {what}")
+        self._running[task] = None
+        task.add_done_callback(lambda done: self._running.pop(task, None))
+        return task
+
+    async def _bounded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            await work
+        except RemoteError as error:
+            self.log.add("warning", f"{what}: {error}")
+        except Exception as error:  # noqa: BLE001  a failure boundary: counted, shown, never in the user's loop
+            self.faults.append(error)
+            self.log.add("fault", f"{what}: {type(error).__name__}: {error}")
+
+    # -- serving
+
+    def serve(self, kind: type[Body], handler: Callable[[str, Body], Awaitable[Message]]) -> None:
+        """`handler(peer_id, request)` answers calls of this type. A ShoalError it raises is told to the caller."""
+        self._call_handlers[kind.__name__] = kind, handler
+
+    def serve_stream(self, kind: type[Body], handler: Callable[[Stream, Body], Awaitable[None]]) -> None:
+        """`handler(stream, request)` serves streams opened with a message of this type."""
+        self._stream_handlers[kind.__name__] = kind, handler
+
+    # -- links
+
+    async def link(self, endpoints: Iterable[Endpoint], expected: str | None) -> str:
+        """Connect to whoever answers first of `endpoints`; returns its peer id.
+
+        Raises RefusedError when somebody answered and the two do not fit, PeerLost when nobody did.
+        """
+        channel, peer_id = await self._door.dial(endpoints, expected, "link")
+        self._keep_link(peer_id, channel)
+        return peer_id
+
+    def linked(self, peer_id: str) -> bool:
+        """Whether calls to this peer can be made now."""
+        remote = self.remotes.get(peer_id)
+        return bool(remote and remote.links)
+
+    def know(self, peer_id: str, endpoints: Iterable[Endpoint]) -> None:
+        """Where this peer listens, by its own word: streams to it are dialled there."""
+        self._remote(peer_id).endpoints = tuple(endpoints)
+
+    def drop(self, peer_id: str, reason: str) -> None:
+        """Close every connection with this peer."""
+        if remote := self.remotes.get(peer_id):
+            for channel in [*remote.links, *(channel for _, channel in remote.idle_streams)]:
+                channel.close()
+            self._unlink(remote, reason, polite=False)
+
+    def _accept(self, channel: Channel) -> None:
+        if self._closing:
+            channel.abort()
+        else:
+            self.spawn(self._admit(channel), f"connection from {channel.remote}")
+
+    async def _admit(self, channel: Channel) -> None:
+        admitted = await self._door.admit(channel)
+        if admitted is None:
+            return
+        peer_id, purpose = admitted
+        remote = self._remote(peer_id)
+        if remote.connections >= MAX_CONNECTIONS_PER_PEER:
+            self.log.add("refused", f"more than {MAX_CONNECTIONS_PER_PEER} connections", peer_id)
+            channel.abort()
+        elif purpose == "link":
+            self._keep_link(peer_id, channel)
+        else:
+            await self._serve_streams(remote, channel)
+
+    def _remote(self, peer_id: str) -> Remote:
+        return self.remotes.setdefault(peer_id, Remote(peer_id, self.clock.now()))
+
+    def _hear(self, remote: Remote, channel: Channel, *, bulk: bool) -> None:
+        def traffic(sent: int, received: int) -> None:
+            now = self.clock.now()
+            if received:
+                remote.last_heard = now
+                if bulk:
+                    remote.bulk.heard(now)
+                self.received.add(received, now)
+            if sent:
+                remote.last_sent = now
+                self.sent.add(sent, now)
+
+        remote.last_heard = self.clock.now()
+        channel.on_traffic = traffic
+
+    def _keep_link(self, peer_id: str, channel: Channel) -> None:
+        remote = self._remote(peer_id)
+        self._hear(remote, channel, bulk=False)
+        remote.links.append(channel)
+        remote.connections += 1
+        self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
+        self.on_link(peer_id)
+
+    async def _read_link(self, remote: Remote, channel: Channel) -> None:
+        reason, polite = "its connection closed", False
+        try:
+            while True:
+                header, _ = await channel.receive()
+                frame = decode_link(header)
+                if isinstance(frame, Ask):
+                    self._take_call(remote, channel, frame)
+                elif isinstance(frame, Answer):
+                    if (future := remote.pending.get(frame.id)) and not future.done():
+                        future.set_result(frame)
+                elif isinstance(frame, Fail):
+                    if (future := remote.pending.get(frame.id)) and not future.done():
+                        future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:30]))
+                elif isinstance(frame, Bye):
+                    reason, polite = frame.reason[:100], True
+                    break
+        except PeerLost as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = f"it sent {error}"
+            self.log.add("refused", reason, remote.peer_id)
+        finally:
+            channel.close()
+            remote.connections -= 1
+            if channel in remote.links:
+                remote.links.remove(channel)
+                if polite or not remote.links:
+                    self._unlink(remote, reason, polite)
+
+    def _unlink(self, remote: Remote, reason: str, polite: bool) -> None:
+        for link in remote.links:
+            link.close()
+        for _, stream in remote.idle_streams:
+            stream.close()
+        remote.links, remote.idle_streams = [], []
+        for future in remote.pending.values():
+            if not future.done():
+                future.set_exception(PeerLost(f"{remote.peer_id[:8]}: {reason}"))
+        if not self._closing:
+            self.on_lost(remote.peer_id, reason, polite)
+
+    async def _heartbeat(self) -> None:
+        """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""
+        while True:
+            woke_at = self.clock.now()
+            await self.clock.sleep(HEARTBEAT_SECONDS)
+            now = self.clock.now()
+            stalled = now - woke_at > 2 * HEARTBEAT_SECONDS
+            for remote in list(self.remotes.values()):
+                if not remote.links:
+                    continue
+                if stalled:
+                    remote.last_heard = now
+                if now - remote.last_heard > SILENT_SECONDS:
+                    for link in list(remote.links):
+                        link.abort()
+                    self._unlink(remote, f"silent for {now - remote.last_heard:.1f} s", polite=False)
+                elif now - remote.last_sent > HEARTBEAT_SECONDS:
+                    self.spawn(_quietly(remote.links[-1].send(encode(Ping()))), "ping")
+                    remote.last_sent = now
+                fresh = [(since, stream) for since, stream in remote.idle_streams if now - since < IDLE_STREAM_SECONDS]
+                for entry in remote.idle_streams:
+                    if entry not in fresh:
+                        entry[1].close()
+                remote.idle_streams = fresh
+
+    # -- calls
+
+    async def call(self, peer_id: str, request: Message, reply: type[Reply], *, timeout_seconds: float) -> Reply:
+        """Call a linked peer. Raises RefusedError (its reason), PeerLost, CallTimeout or ProtocolError."""
+        remote = self.remotes.get(peer_id)
+        if remote is None or not remote.links:
+            raise PeerLost(f"{peer_id[:8]} is not connected")
+        call_id = next(self._call_ids)
+        future = remote.pending[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await remote.links[-1].send(encode(Ask(call_id, type(request).__name__, raw(request))))
+                answered = await future
+        except TimeoutError:
+            name = type(request).__name__
+            raise CallTimeout(f"{peer_id[:8]} did not answer {name} within {timeout_seconds:.1f} s") from None
+        finally:
+            del remote.pending[call_id]
+            if future.done() and not future.cancelled():
+                future.exception()  # the connection broke while we were still sending: seen, not lost
+        return decode_body(answered.body, reply)
+
+    def tell(self, peer_id: str, message: Message) -> None:
+        """Send a message that wants no answer. It may get lost; the next one tells the same."""
+        remote = self.remotes.get(peer_id)
+        if remote and remote.links:
+            ask = Ask(0, type(message).__name__, raw(message))
+            self.spawn(_quietly(remote.links[-1].send(encode(ask))), f"tell {ask.name}")
+
+    def _take_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
+        if remote.calls_running >= MAX_CALLS_PER_PEER:
+            raise ProtocolError(f"more than {MAX_CALLS_PER_PEER} calls at once")
+        remote.calls_running += 1
+        self.spawn(self._answer_call(remote, channel, ask), f"call {ask.name[:40]}")
+
+    async def _answer_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
+        response: Answer | Fail
+        try:
+            if ask.name not in self._call_handlers:
+                raise RefusedError(f"nobody here answers {ask.name[:40]!r}", "unknown")
+            kind, handler = self._call_handlers[ask.name]
+            response = Answer(ask.id, raw(await handler(remote.peer_id, decode_body(ask.body, kind))))
+        except RefusedError as error:
+            response = Fail(ask.id, error.code, error.reason)
+        except ProtocolError as error:
+            self.log.add("refused", str(error), remote.peer_id)
+            channel.abort()
+            return
+        except ShoalError as error:
+            response = Fail(ask.id, type(error).__name__, str(error)[:MAX_REASON])
+        except Exception:
+            channel.abort()
+            raise
+        finally:
+            remote.calls_running -= 1
+        if ask.id:
+            await _quietly(channel.send(encode(response)))
+
+    # -- streams
+
+    @contextlib.asynccontextmanager
+    async def stream(self, peer_id: str, request: Message) -> AsyncIterator[Stream]:
+        """Open a stream. On a clean exit both ends finish and the connection goes back to the pool."""
+        remote = self._remote(peer_id)
+        channel = await self._open_channel(remote, encode(Open(type(request).__name__, raw(request))))
+        stream = Stream(channel, peer_id)
+        try:
+            yield stream
+            await stream.end()
+        except BaseException:
+            channel.abort()
+            raise
+        try:
+            async with asyncio.timeout(1.0):
+                await stream.drain()
+        except (TimeoutError, RemoteError):
+            channel.abort()
+            return
+        finally:
+            remote.bulk.rest()
+        if len(remote.idle_streams) < IDLE_STREAMS_PER_PEER and remote.links:
+            remote.idle_streams.append((self.clock.now(), channel))
+        else:
+            channel.close()
+
+    async def _open_channel(self, remote: Remote, opening: bytes) -> Channel:
+        while remote.idle_streams:
+            _, channel = remote.idle_streams.pop()
+            with contextlib.suppress(RemoteError):  # the other end closed it while it lay in the pool
+                await channel.send(opening)
+                return channel
+        channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
+        self._hear(remote, channel, bulk=True)
+        await channel.send(opening)
+        return channel
+
+    async def _serve_streams(self, remote: Remote, channel: Channel) -> None:
+        """Serve one stream after the other on a connection that the other peer opened."""
+        self._hear(remote, channel, bulk=True)
+        remote.connections += 1
+        try:
+            while True:
+                header, _ = await channel.receive()
+                frame = decode_stream(header)
+                if not isinstance(frame, Open) or frame.name not in self._stream_handlers:
+                    raise ProtocolError("a stream begins with an Open of a known kind")
+                kind, handler = self._stream_handlers[frame.name]
+                stream = Stream(channel, remote.peer_id)
+                try:
+                    await handler(stream, decode_body(frame.body, kind))
+                    await stream.end()
+                except RefusedError as error:
+                    await stream.fail(error.code, error.reason)
+                await stream.drain()
+                remote.bulk.rest()
+        except PeerLost:
+            pass  # the ordinary end of a pooled connection
+        except ProtocolError as error:
+            self.log.add("refused", str(error), remote.peer_id)
+        finally:
+            channel.abort()
+            remote.connections -= 1
+
+
+async def _quietly(sending: Coroutine[Any, Any, None]) -> None:
+    """A message whose loss is noticed elsewhere: the reader of the same connection learns that it broke."""
+    with contextlib.suppress(RemoteError):
+        await sending

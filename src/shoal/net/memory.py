@@ -1,0 +1,206 @@
+"""The transport of the simulated world: hosts in one process, latency and bandwidth on virtual time.
+
+There is no TLS: the world vouches for the listener's key. Everything above (handshake, calls, streams, limits) is the
+same code as on the wire. Each host has one uplink and one downlink that its channels share in order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.core.address import Endpoint
+from shoal.core.errors import OptionError, PeerLost, ProtocolError
+from shoal.net.channel import (
+    HEADER_BYTES,
+    PAYLOAD_BYTES,
+    PREFIX,
+    STRANGER_HEADER_BYTES,
+    STRANGER_PAYLOAD_BYTES,
+    Buffer,
+    Channel,
+    Frame,
+)
+from shoal.net.identity import Identity
+
+SLICE_BYTES = 64 * 1024
+WINDOW_BYTES = 4 << 20
+
+
+@dataclass
+class Line:
+    """One direction of a host's access line: `bytes_per_second`, and until when it is taken."""
+
+    bytes_per_second: float
+    free_at: float = 0.0
+
+    def pass_through(self, now: float, count_bytes: int) -> float:
+        """When the last of `count_bytes` that arrive at `now` is through."""
+        self.free_at = max(now, self.free_at) + count_bytes / self.bytes_per_second
+        return self.free_at
+
+
+@dataclass
+class MemoryNetwork:
+    """All links between the hosts of a world."""
+
+    latency_seconds: float = 0.01
+    bytes_per_second: float = 12.5e6
+    _listeners: dict[Endpoint, MemoryTransport] = field(default_factory=dict)
+    _serial: itertools.count[int] = field(default_factory=itertools.count)
+
+    def transport(self, host: str, identity: Identity) -> MemoryTransport:
+        """A transport for the host of this name."""
+        return MemoryTransport(self, host, identity)
+
+
+class MemoryChannel:
+    """One end of a connection; `_far` is the other end."""
+
+    _far: MemoryChannel
+
+    def __init__(self, transport: MemoryTransport, server_key: bytes, binding: bytes, remote: str) -> None:
+        self._transport = transport
+        self.server_key, self.binding, self.remote = server_key, binding, remote
+        self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
+        self._limits = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
+        self._frames: deque[Frame] = deque()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._on_the_way_bytes = 0
+        self._lost: Exception | None = None
+        self._sending = asyncio.Lock()
+        transport.channels[self] = None
+
+    def trust(self) -> None:
+        self._limits = HEADER_BYTES, PAYLOAD_BYTES
+
+    async def send(self, header: bytes, payload: Buffer = b"") -> None:
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            frame = header, memoryview(bytes(payload))
+            left = PREFIX.size + len(header) + len(frame[1])
+            self._on_the_way_bytes += left
+            while left > 0:
+                await self._room.wait()
+                if self._lost:
+                    raise self._lost
+                size = min(left, SLICE_BYTES)
+                left -= size
+                sent_at = self._transport.uplink.pass_through(loop.time(), size)
+                self.on_traffic(size, 0)
+                far = self._far
+                arrival = sent_at + self._transport.network.latency_seconds
+                loop.call_at(arrival, far._enter, size, frame if left == 0 else None)
+                if left > 0:
+                    await asyncio.sleep(sent_at - loop.time())
+            if self._on_the_way_bytes > WINDOW_BYTES:
+                self._room.clear()
+
+    def _enter(self, size: int, frame: Frame | None) -> None:
+        """A slice came to this end's line; it is read once the downlink let it through."""
+        loop = asyncio.get_running_loop()
+        loop.call_at(self._transport.downlink.pass_through(loop.time(), size), self._deliver, size, frame)
+
+    def _deliver(self, size: int, frame: Frame | None) -> None:
+        if self._lost:
+            return
+        self.on_traffic(0, size)
+        if frame is None:
+            return
+        if len(frame[0]) > self._limits[0] or len(frame[1]) > self._limits[1]:
+            self._lost = ProtocolError(
+                f"a frame of {len(frame[0])} + {len(frame[1])} bytes; allowed are {self._limits}"
+            )
+            self.abort()
+        self._frames.append(frame)
+        self._arrived.set()
+
+    async def receive(self) -> Frame:
+        while not self._frames:
+            if self._lost:
+                raise self._lost
+            self._arrived.clear()
+            await self._arrived.wait()
+        frame = self._frames.popleft()
+        self._far._on_the_way_bytes -= PREFIX.size + len(frame[0]) + len(frame[1])
+        if self._far._on_the_way_bytes <= WINDOW_BYTES:
+            self._far._room.set()
+        return frame
+
+    def close(self) -> None:
+        """What was sent before still arrives: the end travels behind it on the same lines."""
+        if self._lost:
+            return
+        loop = asyncio.get_running_loop()
+        sent_at = self._transport.uplink.pass_through(loop.time(), PREFIX.size)
+        loop.call_at(sent_at + self._transport.network.latency_seconds, self._far._end_behind_data)
+        self._end()
+
+    def _end_behind_data(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_at(self._transport.downlink.pass_through(loop.time(), PREFIX.size), self._end)
+
+    def abort(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._transport.network.latency_seconds, self._far._end)
+        self._end()
+
+    def _end(self) -> None:
+        self._lost = self._lost or PeerLost(f"the connection to {self.remote} closed")
+        self._transport.channels.pop(self, None)
+        self._arrived.set()
+        self._room.set()
+
+
+class MemoryTransport:
+    """One host of the network."""
+
+    def __init__(self, network: MemoryNetwork, host: str, identity: Identity) -> None:
+        self.network, self.host, self.identity = network, host, identity
+        self.uplink, self.downlink = Line(network.bytes_per_second), Line(network.bytes_per_second)
+        self.channels: dict[MemoryChannel, None] = {}
+        self._accept: Callable[[Channel], None] | None = None
+        self._endpoint: Endpoint | None = None
+
+    async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
+        endpoint = Endpoint(self.host, listen.port or 1)
+        if endpoint in self.network._listeners:
+            raise OptionError("listen", str(endpoint), "a free port")
+        self._accept, self._endpoint = accept, endpoint
+        self.network._listeners[endpoint] = self
+        return [endpoint]
+
+    async def dial(self, endpoint: Endpoint) -> Channel:
+        await asyncio.sleep(2 * self.network.latency_seconds)
+        there = self.network._listeners.get(endpoint)
+        if there is None or there._accept is None:
+            raise PeerLost("connection refused: nobody listens there")
+        key = there.identity.public_key
+        binding = hashlib.sha256(key + next(self.network._serial).to_bytes(8, "big")).digest()
+        near = MemoryChannel(self, key, binding, str(endpoint))
+        far = MemoryChannel(there, key, binding, self.host)
+        near._far, far._far = far, near
+        there._accept(far)
+        return near
+
+    async def close(self) -> None:
+        self._stop_listening()
+        for channel in list(self.channels):
+            channel.close()
+
+    def crash(self) -> None:
+        """The machine dies: nothing more is sent, and the others see their connections break."""
+        self._stop_listening()
+        for channel in list(self.channels):
+            channel.abort()
+
+    def _stop_listening(self) -> None:
+        if self._endpoint is not None and self.network._listeners.get(self._endpoint) is self:
+            del self.network._listeners[self._endpoint]
+        self._accept = None

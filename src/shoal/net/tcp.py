@@ -1,0 +1,292 @@
+"""TCP with TLS 1.3 from the standard library. A self-signed ed25519 certificate says which peer listens.
+
+Measured traps: bulk through asyncio's StreamReader reaches a third of what BufferedProtocol does; asyncio waits 30 s
+for the closing handshake of a silent peer unless told otherwise; a forked DataLoader worker keeps every socket open and
+so hides its parent's death from the swarm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.trsock
+import hashlib
+import os
+import socket
+import ssl
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from shoal.core.address import Endpoint
+from shoal.core.errors import OptionError, PeerLost, ProtocolError
+from shoal.net.channel import HEADER_BYTES, PAYLOAD_BYTES, PREFIX, Buffer, Channel, Frame, FrameReader
+from shoal.net.identity import Identity
+
+SLICE_BYTES = 256 * 1024
+QUEUE_BYTES = 4 << 20
+"""Whole frames a channel holds for a slow consumer before it stops reading."""
+UNSENT_BYTES = 128 * 1024
+"""What the kernel may hold of one connection beyond the congestion window: more only delays what comes after it."""
+TLS_HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 5.0, 1.0
+
+_sockets: dict[asyncio.trsock.TransportSocket, None] = {}
+
+
+def _leave_sockets_to_parent() -> None:
+    """In a forked child: put /dev/null in the place of every socket of shoal's.
+
+    Not close(): the child's copies of the socket objects would later close the same numbers again, by then somebody
+    else's files.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for sock in list(_sockets):
+        if (number := sock.fileno()) >= 0:
+            os.dup2(null, number)
+    os.close(null)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sockets_to_parent)
+
+
+class TcpChannel(asyncio.BufferedProtocol):
+    """One TLS connection. Only its own event loop touches it."""
+
+    def __init__(self, connected: Callable[[TcpChannel], None], server: Identity | None, certificate: bytes) -> None:
+        self._connected = connected
+        self._reader = FrameReader()
+        self._frames: deque[Frame] = deque()
+        self._queued_bytes = 0
+        self._reading_paused = False
+        self._lost: Exception | None = None
+        self._wake_receiver: asyncio.Future[None] | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._sending = asyncio.Lock()
+        self.server_key = server.public_key if server else b""
+        self.binding = hashlib.sha256(certificate).digest()
+        self.remote = "?"
+        self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=SLICE_BYTES)
+        sock = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        _sockets[sock] = None
+        self._socket = sock
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        self.remote = f"{peer[0]}:{peer[1]}"
+        if not self.server_key:
+            certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            self.server_key = _public_key(certificate)
+            self.binding = hashlib.sha256(certificate).digest()
+        self._connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.on_traffic(0, nbytes)
+        try:
+            frame = self._reader.advance(nbytes)
+        except ProtocolError as error:
+            self._fail(error)
+            self._transport.abort()
+            return
+        if frame is None:
+            return
+        self._frames.append(frame)
+        self._queued_bytes += len(frame[0]) + len(frame[1])
+        if self._queued_bytes > QUEUE_BYTES and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _sockets.pop(self._socket, None)
+        self._fail(PeerLost(f"the connection to {self.remote} closed" + (f": {exc}" if exc else "")))
+
+    def _fail(self, reason: Exception) -> None:
+        self._lost = self._lost or reason
+        self._can_write.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wake_receiver is not None and not self._wake_receiver.done():
+            self._wake_receiver.set_result(None)
+
+    # -- the Channel
+
+    def trust(self) -> None:
+        self._reader.max_header_bytes, self._reader.max_payload_bytes = HEADER_BYTES, PAYLOAD_BYTES
+
+    async def send(self, header: bytes, payload: Buffer = b"") -> None:
+        async with self._sending:
+            if self._lost:
+                raise self._lost
+            view = memoryview(payload).cast("B")
+            try:
+                self._write(PREFIX.pack(len(header), len(view)) + header)
+                for start in range(0, len(view), SLICE_BYTES):
+                    self._write(view[start : start + SLICE_BYTES])
+                    await self._can_write.wait()
+                await self._can_write.wait()
+            except BaseException:
+                self.abort()  # half a frame would make the rest unreadable
+                raise
+            if self._lost:
+                raise self._lost
+
+    def _write(self, data: Buffer) -> None:
+        self._transport.write(data)
+        self.on_traffic(len(data), 0)
+
+    async def receive(self) -> Frame:
+        while not self._frames:
+            if self._lost:
+                raise self._lost
+            self._wake_receiver = asyncio.get_running_loop().create_future()
+            await self._wake_receiver
+        frame = self._frames.popleft()
+        self._queued_bytes -= len(frame[0]) + len(frame[1])
+        if self._reading_paused and self._queued_bytes < QUEUE_BYTES // 2 and not self._lost:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        return frame
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class TcpTransport:
+    """Listens and dials on TCP."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._certificate = b""
+        self._server: asyncio.Server | None = None
+        self._channels: weakref.WeakSet[TcpChannel] = weakref.WeakSet()
+
+    async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
+        server_tls = self._server_context()
+
+        def connected(channel: TcpChannel) -> None:
+            self._channels.add(channel)
+            accept(channel)
+
+        def protocol() -> TcpChannel:
+            return TcpChannel(connected, self._identity, self._certificate)
+
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                protocol, listen.host, listen.port, ssl=server_tls, backlog=128,
+                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
+            )  # fmt: skip
+        except OSError as error:
+            raise OptionError("listen", str(listen), f"a host of this machine with a free port ({error})") from error
+        self._listening = cast(tuple[asyncio.trsock.TransportSocket, ...], tuple(self._server.sockets))
+        _sockets.update(dict.fromkeys(self._listening))
+        port = self._listening[0].getsockname()[1]
+        return reachable_endpoints(listen.host, port)
+
+    async def dial(self, endpoint: Endpoint) -> Channel:
+        host = "127.0.0.1" if endpoint.host in own_hosts() else endpoint.host
+        done: asyncio.Future[TcpChannel] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: TcpChannel(done.set_result, None, b""),
+                host, endpoint.port, ssl=_client_context(), server_hostname="shoal",
+                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
+            )  # fmt: skip
+            channel = await done
+        except ConnectionRefusedError:
+            raise PeerLost("connection refused: nobody listens there") from None
+        except socket.gaierror as error:
+            raise PeerLost(f"unknown host {endpoint.host!r} ({error.strerror})") from None
+        except (ssl.SSLError, ConnectionError) as error:
+            raise PeerLost(f"what listens there is no shoal peer ({error})") from None
+        except OSError as error:
+            raise PeerLost(f"can't be reached ({error.strerror or error})") from None
+        self._channels.add(channel)
+        return channel
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for sock in self._listening:
+                _sockets.pop(sock, None)
+        for channel in list(self._channels):
+            channel.close()
+
+    def _server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        pem = self._identity.certificate_pem()
+        with tempfile.TemporaryDirectory(
+            prefix="shoal-"
+        ) as folder:  # the ssl module reads certificates from files only
+            path = Path(folder) / "peer.pem"
+            path.touch(mode=0o600)
+            path.write_bytes(pem)
+            context.load_cert_chain(path)
+        self._certificate = ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
+        return context
+
+
+def _client_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # no authority: the handshake compares the key with the peer's id
+    return context
+
+
+def _public_key(certificate: bytes) -> bytes:
+    try:
+        key = x509.load_der_x509_certificate(certificate).public_key()
+    except ValueError:
+        key = None
+    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else b"not an ed25519 certificate"
+
+
+def own_hosts() -> set[str]:
+    """The addresses of this machine's interfaces. What goes to one of them may as well go over the loopback."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in families
+    }
+
+
+def reachable_endpoints(host: str, port: int) -> list[Endpoint]:
+    """Where others can dial a peer that listens at `host`: every address of this machine for a wildcard."""
+    if host not in ("0.0.0.0", "::", ""):
+        return [Endpoint(host, port)]
+    wanted: Any = own_hosts()
+    if host == "0.0.0.0":
+        wanted = {address for address in wanted if ":" not in address}
+    public = sorted(address for address in wanted if not address.startswith(("127.", "::1", "fe80", "169.254.")))
+    return [Endpoint(address, port) for address in public or ["127.0.0.1"]]

@@ -1,0 +1,350 @@
+"""Who is in the run: each peer keeps a link to each other and hears from it, by its own word, what it is doing.
+
+(The directory will answer the same questions for swarms in which not everybody can know everybody.)
+
+A link begins with Introduce: both ends show their record, their charter and whom they know. Whoever is named there is
+dialled, so two newcomers that came through different peers find each other. Records travel only from their owner, over
+its own authenticated link: nobody can say anything about another, except where it may be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.core.address import Endpoint, parse_endpoint
+from shoal.core.errors import AddressError, CharterMismatch, PeerLost, RefusedError, RemoteError, ShoalError
+from shoal.net.envelope import Message
+from shoal.net.host import Host
+from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
+
+STATUS_SECONDS = 1.0
+REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Pauses before a lost peer is dialled again; the last one repeats until FORGET_SECONDS have passed."""
+FORGET_SECONDS = 600.0
+CALL_SECONDS = 5.0
+MAX_ACQUAINTANCES = 1000
+TRAINER, SEED = "trainer", "seed"
+JOINED, CATCHING_UP, TRAINING = "joined", "catching up", "training"
+
+
+class Record(Message, frozen=True):
+    """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series."""
+
+    peer_id: str
+    endpoints: list[str]
+    born: float
+    role: str = TRAINER
+    state: str = JOINED
+    version: int = 0
+    steps: int = 0
+    progress: int = 0
+    step_seconds: float = 0.0
+    averagings: int = 0
+    bandwidth: float | None = None
+    first_batch: str = ""
+    rolls: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Acquaintance(Message, frozen=True):
+    """Somebody who may be found there."""
+
+    peer_id: str
+    endpoints: list[str]
+
+
+class Introduce(Message, frozen=True):
+    """The first call on a link. `strategy` is what the caller asked for; None adopts the run's."""
+
+    record: Record
+    charter: Charter | None
+    strategy: Options | None
+    acquaintances: list[Acquaintance]
+
+
+class Introduced(Message, frozen=True):
+    """The answer to Introduce."""
+
+    record: Record
+    charter: Charter | None
+    acquaintances: list[Acquaintance]
+
+
+class Status(Message, frozen=True):
+    """The sender's newest record."""
+
+    record: Record
+
+
+class Claim(Message, frozen=True):
+    """A peer wants to attach a model: is there a charter already, and if not, may it found the run?"""
+
+    strategy: Options
+    schema: Schema
+
+
+class Claimed(Message, frozen=True):
+    """The charter as it stands now: incomplete means wait."""
+
+    charter: Charter
+
+
+class Complaint(Message, frozen=True):
+    """A peer that could not take part says why, so that the reason shows at both ends."""
+
+    reason: str
+
+
+class Membership:
+    """The members this peer knows, its own record, and the run's charter."""
+
+    def __init__(self, host: Host, *, role: str, strategy: Options | None = None) -> None:
+        self.host, self.strategy = host, strategy
+        self.me = Record(host.peer_id, [], born=host.clock.wall(), role=role)
+        self.charter: Charter | None = None
+        self.members: dict[str, Record] = {}
+        self.met: dict[str, None] = {}
+        self._redialling: dict[str, None] = {}
+        self.on_change: list[Callable[[], None]] = []
+        self.on_yield: Callable[[], None] = lambda: None
+        self.refresh: Callable[[], dict[str, Any]] = dict
+        host.on_lost = self._lost
+        host.serve(Introduce, self._introduce)
+        host.serve(Status, self._status)
+        host.serve(Claim, self._claim)
+        host.serve(Complaint, self._complaint)
+
+    def start(self) -> None:
+        """Call once the host listens."""
+        self.update(endpoints=[str(endpoint) for endpoint in self.host.endpoints])
+        self.host.spawn(self._keep_telling(), "status")
+
+    # -- asking
+
+    def with_me(self, state: str | None = None, role: str = TRAINER) -> dict[str, Record]:
+        """This peer and the live members of a role (and state), by id."""
+        everyone = {self.me.peer_id: self.me, **self.members}
+        return {
+            peer_id: record
+            for peer_id, record in sorted(everyone.items())
+            if record.role == role and state in (None, record.state)
+        }
+
+    def others(self, state: str | None = None) -> dict[str, Record]:
+        """The other live trainers (in a state), by id."""
+        return {peer_id: record for peer_id, record in self.with_me(state).items() if peer_id != self.me.peer_id}
+
+    def update(self, **changes: object) -> None:
+        """Change this peer's own record; a changed state is told at once, the rest with the next status.
+
+        `refresh`, when set, gives the changes that a status brings along."""
+        before = self.me
+        self.me = msgspec.structs.replace(self.me, version=self.me.version + 1, **changes)
+        if before.state != self.me.state or before.endpoints != self.me.endpoints:
+            self._tell_everybody()
+            self._changed()
+
+    # -- meeting
+
+    async def meet(self, endpoints: list[Endpoint], expected: str | None) -> str:
+        """Connect to a peer and introduce each other. Returns its id.
+
+        Raises CharterMismatch, RefusedError or PeerLost.
+        """
+        peer_id = await self.host.link(endpoints, expected)
+        request = Introduce(self.me, self.charter, self.strategy, self._acquaintances())
+        try:
+            told = await self.host.call(peer_id, request, Introduced, timeout_seconds=CALL_SECONDS)
+        except RefusedError as error:
+            self.host.drop(peer_id, error.reason)
+            if error.code.startswith("charter:"):
+                field, ours, theirs = error.code.removeprefix("charter:"), *error.reason.split("\n")[1:3]
+                raise CharterMismatch(field, ours, theirs) from None
+            raise
+        except RemoteError as error:
+            self.host.drop(peer_id, str(error))
+            raise
+        self._reconcile(told.charter, told.record)
+        self._learn(peer_id, told.record)
+        self._look_up(told.acquaintances)
+        return peer_id
+
+    async def _introduce(self, peer_id: str, call: Introduce) -> Message:
+        if self.charter is not None and (call.charter is None or call.charter.charter_id == self.charter.charter_id):
+            try:
+                check_strategy(self.charter, call.strategy)
+            except CharterMismatch as error:
+                self.host.log.add("refused", f"{error.field}: asks for {error.ours}, ours is {error.theirs}", peer_id)
+                reason = f"the strategy differs\n{error.ours}\n{error.theirs}"
+                raise RefusedError(reason, f"charter:{error.field}") from None
+        self._reconcile(call.charter, call.record)
+        self._learn(peer_id, call.record)
+        self._look_up(call.acquaintances)
+        return Introduced(self.me, self.charter, self._acquaintances())
+
+    def _acquaintances(self) -> list[Acquaintance]:
+        return [Acquaintance(record.peer_id, record.endpoints) for record in self.members.values()]
+
+    def _look_up(self, acquaintances: list[Acquaintance]) -> None:
+        for who in acquaintances[:MAX_ACQUAINTANCES]:
+            if who.peer_id != self.me.peer_id and who.peer_id not in self.members:
+                self._redial(who.peer_id, who.endpoints)
+
+    def _learn(self, peer_id: str, record: Record) -> None:
+        if record.peer_id != peer_id:
+            raise RefusedError("a peer may only speak for itself")
+        known = self.members.get(peer_id)
+        if known is not None and (known.born, known.version) >= (record.born, record.version):
+            return
+        try:
+            self.host.know(peer_id, [parse_endpoint(text) for text in record.endpoints[:16]])
+        except AddressError as error:
+            raise RefusedError(str(error)) from None
+        if not self.host.linked(peer_id):
+            return  # its link broke while its record was on the way
+        self.members[peer_id] = record
+        if known is None:
+            self.met[peer_id] = None
+            self.host.log.add("joined", f"{record.role} at {', '.join(record.endpoints)}", peer_id)
+            self._warn_of_equal_batches(record)
+        if known is None or known.state != record.state or known.rolls != record.rolls:
+            self._changed()
+        if known is not None and not known.first_batch and record.first_batch:
+            self._warn_of_equal_batches(record)
+
+    def _warn_of_equal_batches(self, record: Record) -> None:
+        if record.first_batch and record.first_batch == self.me.first_batch:
+            text = (
+                "its first batch equals ours: seed the data loader with swarm.data_seed, or both train on the same data"
+            )
+            self.host.log.add("warning", text, record.peer_id)
+
+    async def _status(self, peer_id: str, status: Status) -> Message:
+        self._learn(peer_id, status.record)
+        return status
+
+    def _tell_everybody(self) -> None:
+        for peer_id in self.members:
+            self.host.tell(peer_id, Status(self.me))
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await self.host.clock.sleep(STATUS_SECONDS)
+            self.update(**self.refresh())
+            self._tell_everybody()
+
+    # -- losing and finding again
+
+    def _lost(self, peer_id: str, reason: str, polite: bool) -> None:
+        record = self.members.pop(peer_id, None)
+        if record is None:
+            return
+        self.host.log.add("left" if polite else "lost", reason, peer_id)
+        self._changed()
+        if not polite:
+            self._redial(peer_id, record.endpoints)
+
+    def _redial(self, peer_id: str, endpoints: list[str]) -> None:
+        if peer_id not in self._redialling:
+            self._redialling[peer_id] = None
+            self.host.spawn(self._find_again(peer_id, endpoints), f"find {peer_id[:6]}")
+
+    async def _find_again(self, peer_id: str, endpoints: list[str]) -> None:
+        """Dial until it answers or is forgotten. A restarted peer may answer there under a new id: just as well."""
+        until = self.host.clock.now() + FORGET_SECONDS
+        attempt = 0
+        try:
+            places = [parse_endpoint(text) for text in endpoints[:16]]
+            while self.host.clock.now() < until and peer_id not in self.members:
+                await self.host.clock.sleep(REDIAL_SECONDS[min(attempt, len(REDIAL_SECONDS) - 1)])
+                attempt += 1
+                try:
+                    await self.meet(places, None)
+                    return
+                except (PeerLost, RefusedError):
+                    continue
+        except ShoalError as error:
+            self.host.log.add("refused", str(error), peer_id)
+        finally:
+            self._redialling.pop(peer_id, None)
+
+    # -- the charter
+
+    def standing(self) -> Standing:
+        """What our run weighs against another of its name and secret."""
+        assert self.charter is not None
+        return Standing(self.me.progress, self.charter.founded_at, self.charter.charter_id)
+
+    def _reconcile(self, theirs: Charter | None, record: Record) -> None:
+        """Take over the charter of the run that stays; a completed charter replaces the incomplete one."""
+        if theirs is None:
+            return
+        if self.charter is None:
+            check_strategy(theirs, self.strategy)
+            self.charter = theirs
+        elif theirs.charter_id == self.charter.charter_id:
+            if theirs.complete and not self.charter.complete:
+                self.charter = theirs
+        elif not stays(self.standing(), Standing(record.progress, theirs.founded_at, theirs.charter_id)):
+            text = f"its run of this name has {record.progress} steps of training, ours {self.me.progress}: ours yields"
+            self.host.log.add("yielded", text, record.peer_id)
+            self.charter = theirs
+            self.update(state=JOINED, progress=0)
+            self.on_yield()
+
+    async def _claim(self, peer_id: str, claim: Claim) -> Message:
+        charter = self.charter
+        if charter is None:
+            raise RefusedError("this peer has no charter yet")
+        if charter.registrar == self.me.peer_id and self.me.role == SEED:
+            gone = charter.founder not in self.members and not self.others(TRAINING)
+            if not charter.complete or (gone and charter.founder != peer_id):
+                self.charter = charter = charter.completed(peer_id, claim.strategy, claim.schema)
+                self.host.log.add("joined", "founds the run", peer_id)
+        return Claimed(charter)
+
+    async def settle(self, strategy: Options | None, default: Options, schema: Schema) -> bool | None:
+        """One attempt to take part with a model: True as founder, False as newcomer, None when the founder is awaited.
+
+        Raises CharterMismatch or ModelMismatch; the others are told why.
+        """
+        assert self.charter is not None
+        if not self.charter.complete:
+            if self.charter.registrar == self.me.peer_id:
+                self.charter = self.charter.completed(self.me.peer_id, strategy or default, schema)
+            else:
+                await self._ask_for_charter(Claim(strategy or default, schema))
+        elif self.charter.founder not in self.with_me() and not self.others(TRAINING):
+            await self._ask_for_charter(Claim(strategy or default, schema))
+        if not self.charter.complete:
+            return None
+        try:
+            check_strategy(self.charter, strategy)
+            check_schema(self.charter, schema)
+        except ShoalError as error:
+            for peer_id in self.members:
+                self.host.tell(peer_id, Complaint(str(error)))
+            raise
+        return self.charter.founder == self.me.peer_id
+
+    async def _ask_for_charter(self, claim: Claim) -> None:
+        assert self.charter is not None
+        first = self.charter.registrar
+        for peer_id in sorted(self.members, key=lambda peer_id: (peer_id != first, peer_id)):
+            try:
+                told = await self.host.call(peer_id, claim, Claimed, timeout_seconds=CALL_SECONDS)
+            except RemoteError:
+                continue
+            if told.charter.charter_id == self.charter.charter_id and told.charter.complete:
+                self.charter = told.charter
+                return
+
+    async def _complaint(self, peer_id: str, complaint: Complaint) -> Message:
+        self.host.log.add("refused", f"it could not take part: {complaint.reason[:300]}", peer_id)
+        return complaint
+
+    def _changed(self) -> None:
+        for notice in self.on_change:
+            notice()

@@ -1,0 +1,1 @@
+"""Floor 1: decisions as pure functions: plain data in, plain data out."""

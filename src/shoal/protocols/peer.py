@@ -1,0 +1,42 @@
+"""A peer: what strategies are given. They touch neither clock, randomness, sockets nor threads but through it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.core.clock import Clock, Random
+from shoal.core.compute import Compute
+from shoal.core.events import EventLog
+from shoal.net.host import Host
+from shoal.overlay.membership import Membership
+from shoal.protocols.butterfly import Rounds
+from shoal.protocols.download import Donor
+from shoal.protocols.history import History
+from shoal.protocols.roll import RollBook
+
+
+class Peer:
+    """One member of a run, in the world or on the wire.
+
+    `stir` is set whenever something happened that may make an averaging due; `hurry` asks for one at once.
+    """
+
+    def __init__(self, host: Host, members: Membership, compute: Compute) -> None:
+        self.id = host.peer_id
+        self.host, self.members, self.compute = host, members, compute
+        self.clock: Clock = host.clock
+        self.random: Random = host.random
+        self.log: EventLog = host.log
+        self.rolls = RollBook(host, members)
+        self.rounds = Rounds(host)
+        self.donor = Donor(host, members, compute)
+        self.history = History(host.log)
+        self.stir = asyncio.Event()
+        self.hurry = False
+        members.on_change.append(self.stir.set)
+        self.rolls.on_invite.append(lambda series, number: self.stir.set())
+
+    def bandwidth(self) -> float | None:
+        """Bytes per second of this peer's slower direction, as measured; None before there is a measurement."""
+        rates = self.host.sent.bytes_per_second(), self.host.received.bytes_per_second()
+        return None if None in rates else min(rate for rate in rates if rate is not None)

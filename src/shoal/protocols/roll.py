@@ -1,0 +1,287 @@
+"""The roll: one agreed list of who takes part in an averaging (design, section 5).
+
+Averagings are numbered per series ("train" for the strategy's, "call" for swarm.average). For number n the live member
+nearest to hash(run, series, n) is the collector: it invites the others, gathers `Here` from the callers, closes when
+all that it expects have called or the deadline passed, and returns one record to all.
+
+    caller                            collector                       the others
+      Here(n, weight, shapes)   ->      open, Invite(n)       ->        each: due; Here(n) from the next safe point
+                                <-      Roll(members, weights, ...)  ->
+
+A collector that dies fails the averaging for its callers. A higher number always wins: whoever waits in an older roll
+and hears of a newer one moves on to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.core.errors import (
+    CallTimeout,
+    NobodyThere,
+    PeerLost,
+    RefusedError,
+    RoundError,
+    TensorError,
+)
+from shoal.net.envelope import Message
+from shoal.net.host import Host
+from shoal.overlay.membership import TRAINING, Membership, Record
+from shoal.planning.collector import collector_of, roll_deadline_seconds
+from shoal.tensors.flat import Shapes, check_shapes
+
+TRAIN, CALL = "train", "call"
+CLOSED, OTHER_SHAPES, ALONE = "closed", "shapes", "alone"
+
+
+class Here(Message, frozen=True):
+    """I take part in averaging `number`; I wait at most `patience_seconds` for the roll."""
+
+    series: str
+    number: int
+    weight: float
+    bandwidth: float | None
+    shapes: Shapes
+    patience_seconds: float
+
+
+class Roll(Message, frozen=True):
+    """Who takes part in one averaging, in order. Everything later follows from it by pure functions."""
+
+    roll_id: str
+    series: str
+    number: int
+    members: list[str]
+    weights: list[float]
+    bandwidths: list[float | None]
+
+
+class Invite(Message, frozen=True):
+    """Averaging `number` is being collected."""
+
+    series: str
+    number: int
+
+
+@dataclass
+class _OpenRoll:
+    callers: dict[str, Here] = field(default_factory=dict)
+    superseded: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Future[dict[str, Roll | RefusedError]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class RollBook:
+    """Both sides of the rolls at one peer. `newest[series]` is the highest number that is over, as far as it knows."""
+
+    def __init__(self, host: Host, members: Membership) -> None:
+        self._host, self._members = host, members
+        self.newest: dict[str, int] = {}
+        self._tried: dict[str, int] = {}
+        self._invited: dict[str, int] = {}
+        self._open: dict[tuple[str, int], _OpenRoll] = {}
+        self._closed: dict[str, int] = {}
+        self.on_invite: list[Callable[[str, int], None]] = []
+        host.serve(Here, self._here)
+        host.serve(Invite, self._take_invitation)
+        members.on_change.append(self._members_changed)
+
+    def invited_to(self, series: str) -> bool:
+        """Whether an averaging is being collected that this peer has not called for yet."""
+        return self._invited.get(series, 0) >= self._next(series)
+
+    def _next(self, series: str) -> int:
+        return 1 + max(self.newest.get(series, 0), self._tried.get(series, 0))
+
+    # -- the caller
+
+    async def call(
+        self, series: str, weight: float, bandwidth: float | None, shapes: Shapes, timeout_seconds: float
+    ) -> Roll:
+        """Take part in the next averaging of a series and get its roll.
+
+        Raises NobodyThere, TensorError (our shapes are not the others'), or RoundError when the collector was lost.
+        """
+        until = self._host.clock.now() + timeout_seconds
+        while True:
+            candidates = self._participants(series)
+            if len(candidates) < 2:
+                raise NobodyThere("no other peer takes part in averagings now")
+            number = self._tried[series] = max(self._next(series), self._invited.get(series, 0))
+            collector = collector_of(self._key, series, number, candidates)
+            left = until - self._host.clock.now()
+            here = Here(series, number, weight, bandwidth, shapes, max(0.5, left / 2))
+            try:
+                return await self._ask(collector, here, max(left, 0.1))
+            except RefusedError as error:
+                if error.code == CLOSED:  # a newer number is known by now
+                    self._note(series, int(error.reason))
+                    number = 0
+                    continue
+                raise _outcome(error, collector, number) from None
+            except (CallTimeout, TimeoutError):
+                raise RoundError(f"collector {collector[:8]} did not close the roll in time", number) from None
+            except PeerLost:
+                raise RoundError(f"collector {collector[:8]} was lost", number) from None
+            finally:
+                self._note(series, number)
+
+    async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
+        """The roll that the collector closes; RefusedError(closed) as soon as a newer number is heard of."""
+        is_superseded = asyncio.Event()
+
+        def newer(series: str, number: int) -> None:
+            if series == here.series and number > here.number:
+                is_superseded.set()
+
+        self.on_invite.append(newer)
+        superseded = asyncio.create_task(is_superseded.wait(), name="hear of a newer roll")
+        asking = asyncio.create_task(self._roll_from(collector, here, timeout_seconds), name="ask for the roll")
+        try:
+            await asyncio.wait((asking, superseded), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise self._closed_error(here.series)
+        finally:
+            self.on_invite.remove(newer)
+            asking.cancel()
+            superseded.cancel()
+            await asyncio.gather(asking, superseded, return_exceptions=True)
+
+    async def _roll_from(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
+        if collector == self._host.peer_id:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._collect(self._host.peer_id, here)
+        return await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
+
+    # -- the collector
+
+    async def _here(self, peer_id: str, here: Here) -> Message:
+        return await self._collect(peer_id, here)
+
+    async def _collect(self, caller: str, here: Here) -> Roll:
+        key = here.series, here.number
+        if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
+            raise self._closed_error(here.series)
+        roll = self._open.get(key)
+        if roll is None:
+            roll = self._open[key] = _OpenRoll()
+            self._host.spawn(self._run(key, roll, here.patience_seconds), f"roll {here.series} {here.number}")
+        roll.callers[caller] = here
+        roll.changed.set()
+        try:
+            outcome = (await asyncio.shield(roll.closed)).get(caller)
+        except asyncio.CancelledError:
+            roll.callers.pop(caller, None)  # it moved on to a newer averaging
+            raise
+        if isinstance(outcome, Roll):
+            return outcome
+        raise outcome or self._closed_error(here.series)
+
+    def _closed_error(self, series: str) -> RefusedError:
+        return RefusedError(str(self.newest.get(series, 0)), CLOSED)
+
+    async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
+        """Invite, gather until all are here or the deadline passed, close."""
+        series, number = key
+        for peer_id in self._participants(series):
+            self._host.tell(peer_id, Invite(series, number))
+        self._hear_invitation(series, number)
+        if series == TRAIN:
+            steps = [record.step_seconds for record in self._participants(series).values()]
+            patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
+        try:
+            async with asyncio.timeout(patience_seconds):
+                while not (roll.superseded or self._participants(series).keys() <= roll.callers.keys()):
+                    roll.changed.clear()
+                    await roll.changed.wait()
+        except TimeoutError:
+            pass  # those who called are the roll
+        finally:
+            del self._open[key]
+            self._closed[series] = max(number, self._closed.get(series, 0))
+            self._note(series, number)
+        roll.closed.set_result({} if roll.superseded else self._close(series, number, roll.callers))
+
+    def _close(self, series: str, number: int, callers: dict[str, Here]) -> dict[str, Roll | RefusedError]:
+        """The record for each caller. Whoever came with other shapes than most is told where they differ."""
+        alive = {peer_id: here for peer_id, here in sorted(callers.items()) if self._is_live(peer_id)}
+        by_shapes: dict[str, list[str]] = {}
+        for peer_id, here in alive.items():
+            by_shapes.setdefault(repr([(tuple(shape), dtype) for shape, dtype in here.shapes]), []).append(peer_id)
+        if not by_shapes:
+            return {}
+        chosen = max(by_shapes.values(), key=lambda peers: (len(peers), peers))
+        outcome: dict[str, Roll | RefusedError] = {}
+        for peer_id, here in alive.items():
+            other = alive[chosen[0]] if peer_id not in chosen else next(
+                (alive[them] for them in alive if them not in chosen), here
+            )  # fmt: skip
+            if peer_id in chosen and (len(chosen) > 1 or other is here):
+                continue
+            try:
+                check_shapes(here.shapes, other.shapes)
+            except TensorError as error:
+                outcome[peer_id] = RefusedError(f"{error.index} {error.problem}", OTHER_SHAPES)
+        if len(chosen) == 1:
+            outcome.setdefault(chosen[0], RefusedError("nobody else called in time", ALONE))
+            return outcome
+        roll = Roll(
+            self._host.random.randbytes(16).hex(), series, number, chosen,
+            [alive[peer_id].weight for peer_id in chosen], [alive[peer_id].bandwidth for peer_id in chosen],
+        )  # fmt: skip
+        return outcome | dict.fromkeys(chosen, roll)
+
+    # -- both
+
+    @property
+    def _key(self) -> str:
+        charter = self._members.charter
+        return charter.charter_id if charter else ""
+
+    def _participants(self, series: str) -> dict[str, Record]:
+        return self._members.with_me(TRAINING if series == TRAIN else None)
+
+    def _is_live(self, peer_id: str) -> bool:
+        return peer_id == self._host.peer_id or peer_id in self._members.members
+
+    async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
+        if invite.series in (TRAIN, CALL):
+            self._hear_invitation(invite.series, invite.number)
+        return invite
+
+    def _hear_invitation(self, series: str, number: int) -> None:
+        self._invited[series] = max(number, self._invited.get(series, 0))
+        for notice in list(self.on_invite):
+            notice(series, number)
+        for (other, older), roll in self._open.items():
+            if other == series and older < number:
+                roll.superseded = True
+                roll.changed.set()
+
+    def _note(self, series: str, number: int) -> None:
+        if number > self.newest.get(series, 0):
+            self.newest[series] = number
+            self._members.update(rolls=dict(self.newest))
+
+    def _members_changed(self) -> None:
+        for record in self._members.members.values():
+            for series, number in record.rolls.items():
+                if series in (TRAIN, CALL):
+                    self._note(series, number)
+        for roll in self._open.values():
+            roll.changed.set()
+
+
+def _outcome(refusal: RefusedError, collector: str, number: int) -> Exception:
+    """A collector's refusal as the error that the caller of an averaging understands."""
+    if refusal.code == OTHER_SHAPES:
+        index, _, problem = refusal.reason.partition(" ")
+        return TensorError(int(index), problem)
+    if refusal.code == ALONE:
+        return NobodyThere(refusal.reason)
+    return RoundError(f"collector {collector[:8]}: {refusal.reason}", number)

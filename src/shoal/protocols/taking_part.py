@@ -1,0 +1,120 @@
+"""Taking part in a run with a model: as its founder, or as a newcomer that takes over the run's state first.
+
+A peer trains and donates only with a state that is the run's: a fresh one never overwrites or dilutes it. When its
+run yields to another of its name (a founder that restarted empty meets its old run), the same way is taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.core.errors import DownloadError
+from shoal.overlay.charter import Options, Schema
+from shoal.overlay.membership import CATCHING_UP, TRAINING
+from shoal.protocols.download import Download
+from shoal.protocols.peer import Peer
+from shoal.protocols.replica import Replica, State
+from shoal.protocols.roll import TRAIN
+
+POLL_SECONDS = 0.2
+GIVE_UP_SECONDS = 20.0
+"""How long a newcomer looks for a donor in a run whose charter says that there was a founder."""
+FRESH_AVERAGE_SECONDS = 30.0
+
+
+class Strategy(Protocol):
+    """One algorithm: averages a replica with the other peers, for ever."""
+
+    async def run(self, peer: Peer, replica: Replica) -> None:
+        """All running state is local to this coroutine."""
+
+
+async def take_part(
+    peer: Peer,
+    replica: Replica,
+    schema: Schema,
+    strategy: Options | None,
+    default: Options,
+    build: Callable[[Options], Strategy],
+    on_training: Callable[[], None],
+) -> None:
+    """Found or catch up, then run the charter's strategy for as long as this run stays.
+
+    `strategy` is what this peer asks for (None adopts the run's, and `default` where it founds). `on_training` is
+    called each time this peer has the run's state and begins to train. Raises CharterMismatch, ModelMismatch,
+    DownloadError or SchemaChanged.
+    """
+    members = peer.members
+    yielded = asyncio.Event()
+    members.on_yield = yielded.set
+    peer.donor.take_state = lambda: donor_state(peer, replica)
+    while True:
+        yielded.clear()
+        if not await _settle(peer, schema, strategy, default):
+            await _catch_up(peer, replica)
+        if yielded.is_set():
+            continue
+        members.update(state=TRAINING, progress=replica.progress, steps=replica.steps)
+        on_training()
+        charter = members.charter
+        assert charter is not None and charter.strategy is not None
+        running = asyncio.create_task(build(charter.strategy).run(peer, replica), name=f"{peer.id[:6]} strategy")
+        yielding = asyncio.create_task(yielded.wait(), name=f"{peer.id[:6]} yield")
+        try:
+            await asyncio.wait([running, yielding], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            yielding.cancel()
+            await asyncio.gather(running, yielding, return_exceptions=True)
+
+
+async def _settle(peer: Peer, schema: Schema, strategy: Options | None, default: Options) -> bool:
+    """Wait until the run has a founder; True when that is this peer, which then needs nobody's state."""
+    while True:
+        founder = await peer.members.settle(strategy, default, schema)
+        if founder is True and not peer.members.others(TRAINING):
+            return True
+        if founder is not None:
+            return False
+        await peer.clock.sleep(POLL_SECONDS)
+
+
+async def _catch_up(peer: Peer, replica: Replica) -> None:
+    """Download the run's state and install it, whole."""
+    peer.members.update(state=CATCHING_UP)
+    download = Download(peer.host, peer.members, peer.compute)
+    until = peer.clock.now() + GIVE_UP_SECONDS
+    while True:
+        try:
+            state = await download.run()
+            break
+        except DownloadError:
+            if peer.clock.now() > until:
+                raise
+            await peer.clock.sleep(POLL_SECONDS)
+    await replica.install(state)
+    done = download.progress
+    peer.log.add(
+        "downloaded",
+        f"{done.total_bytes} bytes of state at step {state.progress} from {len(set(done.donors))} donors "
+        f"({done.fetched_bytes} bytes fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept)",
+    )
+
+
+async def donor_state(peer: Peer, replica: Replica) -> State:
+    """What a newcomer gets: the last averaging's vectors where they are fresh, so that other donors have the same."""
+    own = await replica.state()
+    last = peer.history.applied[-1] if peer.history.applied else None
+    average = replica.last_average
+    if (
+        last is None
+        or average is None
+        or last.number < peer.rolls.newest.get(TRAIN, 0)
+        or peer.log.seconds() - last.at_seconds > FRESH_AVERAGE_SECONDS
+    ):
+        return own
+    return State(average, own.extras, own.scalars, own.progress, last.number)

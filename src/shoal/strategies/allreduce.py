@@ -1,0 +1,110 @@
+"""All-reduce in one group of everybody, in the background of local steps.
+
+The exchange is the butterfly of Moshpit All-Reduce (Ryabinin et al. 2021, reference section 2.3) with a single group;
+the training loop around it is local SGD by the difference rule (reference section 2.7):
+
+    each peer, for ever:
+        local steps                                        in the user's thread, never waiting
+        when due, or invited by somebody who is:
+            s <- snapshot of theta                         at a safe point
+            a <- weighted mean of s over the group         weights: samples since the last averaging
+            theta <- theta + (a - s)                       at a safe point: steps taken meanwhile survive
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from shoal.core.errors import NobodyThere, OptionError, RoundError, TensorError
+from shoal.overlay.membership import TRAINING
+from shoal.protocols.butterfly import Outcome, butterfly
+from shoal.protocols.peer import Peer
+from shoal.protocols.replica import Replica
+from shoal.protocols.roll import TRAIN
+from shoal.strategies.options import check_number
+from shoal.tensors.flat import Shapes, Vectors
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+"""After a failed averaging, doubling with each failure in a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """One group of all peers that take part; each averaging costs a peer 2 s (n-1)/n bytes for s bytes of parameters.
+
+    `every_seconds` or `every_steps` (of the fastest peer): how often; the other is None. `timeout_seconds`: when an
+    averaging is given up. `part_bytes`: the unit of contribution.
+    """
+
+    every_seconds: float | None = 2.0
+    every_steps: int | None = None
+    timeout_seconds: float = 30.0
+    part_bytes: int = 1 << 19
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_seconds == 2.0:
+            object.__setattr__(self, "every_seconds", None)  # steps were asked for: the default interval gives way
+        check_number("every_seconds", self.every_seconds, 0.01, 86400, optional=True)
+        check_number("every_steps", self.every_steps, 1, 10**9, whole=True, optional=True)
+        if (self.every_seconds is None) == (self.every_steps is None):
+            raise OptionError("every_seconds", self.every_seconds, "given when every_steps is not, and None when it is")
+        check_number("timeout_seconds", self.timeout_seconds, 1, 3600)
+        check_number("part_bytes", self.part_bytes, 1024, 4 << 20, whole=True)
+
+    async def run(self, peer: Peer, replica: Replica) -> None:
+        """Average for ever; an averaging that fails is recorded, changes nothing, and is tried again soon."""
+        last_at, last_steps, failures = peer.clock.now(), replica.steps, 0
+        while True:
+            await self._due(peer, replica, last_at, last_steps)
+            started_at, hurried = peer.clock.now(), peer.hurry
+            snapshot = await replica.snapshot()
+            try:
+                outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
+            except (NobodyThere, RoundError, TensorError) as error:
+                peer.history.failed(error)
+                await peer.clock.sleep(min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
+                failures = min(failures + 1, 10)
+            else:
+                stale_steps = await replica.offer(outcome.vectors, snapshot)
+                peer.history.averaged(outcome, stale_steps)
+                last_at, last_steps, failures = started_at, snapshot.steps, 0
+                peer.hurry = peer.hurry and not hurried
+
+    async def _due(self, peer: Peer, replica: Replica, last_at: float, last_steps: int) -> None:
+        """Return when an averaging is due: by time, by steps, by invitation, or because this peer is about to leave."""
+        while True:
+            peer.stir.clear()
+            left = None
+            if peer.members.others(TRAINING):
+                if peer.hurry or peer.rolls.invited_to(TRAIN):
+                    return
+                if self.every_seconds is not None:
+                    left = last_at + self.every_seconds - peer.clock.now()
+                elif replica.notify_at(last_steps + (self.every_steps or 1), peer.stir.set):
+                    return
+                if left is not None and left <= 0:
+                    return
+            try:
+                async with asyncio.timeout(left):
+                    await peer.stir.wait()
+            except TimeoutError:
+                continue
+
+    async def average(
+        self,
+        peer: Peer,
+        series: str,
+        vectors: Vectors,
+        weight: float,
+        shapes: Shapes,
+        timeout_seconds: float | None = None,
+    ) -> Outcome:
+        """One averaging of a series with whoever takes part. Raises NobodyThere, TensorError or RoundError."""
+        limit = timeout_seconds or self.timeout_seconds
+        until = peer.clock.now() + limit
+        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit)
+        return await butterfly(
+            peer.host, peer.rounds, roll, vectors,
+            part_bytes=self.part_bytes, timeout_seconds=max(0.1, until - peer.clock.now()),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Floor 1: flat views, checks and mixing rules: the only arithmetic on tensors."""

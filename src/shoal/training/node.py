@@ -1,0 +1,147 @@
+"""A peer on this machine: the network thread, and what lives on it from join to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from shoal.core.compute import ThreadCompute
+from shoal.core.errors import LeftError
+from shoal.core.events import Event
+from shoal.overlay.charter import Options
+from shoal.overlay.membership import TRAINER, TRAINING
+from shoal.protocols.peer import Peer
+from shoal.training.network_thread import NetworkThread
+from shoal.training.presence import Presence
+from shoal.training.report import Report
+from shoal.training.settings import Settings
+from shoal.training.thread_replica import ThreadReplica
+
+Result = TypeVar("Result")
+LEAVE_SECONDS = 2.5
+
+
+class Node:
+    """Starts the network thread and enters the run; returns from its constructor when that is done, or raises."""
+
+    peer: Peer
+    presence: Presence
+
+    def __init__(self, settings: Settings, strategy: Options | None, on_event: Callable[[Event], None] | None) -> None:
+        self.settings = settings
+        self._replica: ThreadReplica | None = None
+        self._entered: Future[None] = Future()
+        self._joined_at = time.monotonic()
+        self._thread = NetworkThread(self._live(strategy, on_event), f"shoal {settings.run}")
+        try:
+            self._entered.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    # -- on the network thread
+
+    async def _live(self, strategy: Options | None, on_event: Callable[[Event], None] | None) -> None:
+        try:
+            self.presence = Presence(self.settings, TRAINER, strategy, on_event)
+            with ThreadPoolExecutor(1, thread_name_prefix="shoal work") as executor:
+                compute = ThreadCompute(executor)
+                await self.presence.live(lambda: self._prepare(compute), lambda: self._entered.set_result(None))
+        except BaseException as error:  # told to whoever waits for the entry
+            if self._entered.done():
+                raise
+            self._entered.set_exception(error)
+
+    def _prepare(self, compute: ThreadCompute) -> None:
+        self.peer = Peer(self.presence.host, self.presence.members, compute)
+        self.presence.members.refresh = self._figures
+
+    def _figures(self) -> dict[str, Any]:
+        """What this peer's record says of its training, read when a status is sent."""
+        figures: dict[str, Any] = {
+            "averagings": self.peer.history.applied_count,
+            "bandwidth": self.peer.bandwidth(),
+        }
+        if (replica := self._replica) is not None:
+            figures |= {"steps": replica.steps, "step_seconds": replica.step_seconds, "progress": replica.progress}
+        return figures
+
+    async def hurry(self) -> None:
+        """One more averaging, now, if there is anybody to average with; returns when it was applied or failed."""
+        peer = self.peer
+        seen = peer.history.applied_count, len(peer.history.failures)
+        peer.hurry = True
+        while peer.members.others(TRAINING) and seen == (peer.history.applied_count, len(peer.history.failures)):
+            peer.stir.set()
+            await peer.clock.sleep(0.01)
+
+    # -- from the user's thread
+
+    @property
+    def alive(self) -> bool:
+        """Whether the network thread runs."""
+        return self._thread.alive
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's id."""
+        return self.peer.id
+
+    @property
+    def address(self) -> str:
+        """The address others join by; a secret that was given is not part of it."""
+        return self.presence.address
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine on the network thread."""
+        if not self.alive:
+            work.close()
+            raise LeftError("the network thread of this swarm has ended")
+        return self._thread.submit(work)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Call something on the network thread."""
+        self._thread.loop.call_soon_threadsafe(work)
+
+    def watch(self, replica: ThreadReplica) -> None:
+        """Tell the others this replica's figures from now on."""
+        self._replica = replica
+
+    def unwatch(self) -> None:
+        """The replica could not be attached."""
+        self._replica = None
+
+    def stop(self) -> None:
+        """Say goodbye and end the thread."""
+        if self.alive:
+            with contextlib.suppress(RuntimeError):  # the loop closed this very moment
+                self.call_soon(self.presence.stop.set)
+        self._thread.join(LEAVE_SECONDS)
+
+    def report(self, replica: ThreadReplica | None) -> Report:
+        """See `Swarm.report`."""
+        peer, history = self.peer, self.peer.history
+        applied = tuple(history.applied)
+        stale = [averaging.stale_steps for averaging in applied]
+        return Report(
+            run=self.settings.run,
+            peer_id=peer.id,
+            state=peer.members.me.state if self.alive else "left",
+            seconds=time.monotonic() - self._joined_at,
+            steps=replica.steps if replica else 0,
+            progress=replica.progress if replica else 0,
+            averagings=history.applied_count,
+            applied=applied,
+            failures=tuple(history.failures),
+            peers_met=tuple(peer.members.met),
+            peers_now=tuple(peer.members.members),
+            bytes_sent=peer.host.sent.total_bytes,
+            bytes_received=peer.host.received.total_bytes,
+            bandwidth_bytes_per_second=peer.bandwidth(),
+            staleness_steps=sum(stale) / len(stale) if stale else 0.0,
+            events=tuple(peer.log.recent),
+            event_counts=dict(peer.log.counts),
+        )

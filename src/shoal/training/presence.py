@@ -1,0 +1,120 @@
+"""A peer's place in a run on this machine: identity, port, entry, and what is remembered for the next start.
+
+Needs no torch: `shoal seed` is a presence and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.core.address import Address, make_secret
+from shoal.core.clock import Clock
+from shoal.core.errors import OptionError
+from shoal.core.events import Event, EventLog
+from shoal.net.host import Host
+from shoal.net.identity import KEY_BYTES, Identity, identity_file, write_private
+from shoal.net.tcp import TcpTransport
+from shoal.overlay.charter import Options
+from shoal.overlay.joining import enter
+from shoal.overlay.membership import Membership
+from shoal.training.announce import alone_seconds, invitation, say
+from shoal.training.settings import Settings
+from shoal.training.state_folder import RunFolder
+
+SECRET_BYTES = 16
+REMEMBER_SECONDS = 0.5
+
+
+class Presence:
+    """Lives on a running event loop from `live()` until `stop` is set. `host` and `members` exist from then on."""
+
+    host: Host
+    members: Membership
+
+    def __init__(
+        self, settings: Settings, role: str, strategy: Options | None, on_event: Callable[[Event], None] | None
+    ) -> None:
+        self.settings = settings
+        self._role, self._strategy, self._on_event = role, strategy, on_event
+        self._folder = RunFolder(settings.run)
+        self._secret = self._choose_secret()
+        self.stop = asyncio.Event()
+
+    def _choose_secret(self) -> str:
+        """The given secret, the address's, the remembered one of a run that this machine founded, or a new one."""
+        if self.settings.secret is not None:
+            return self.settings.secret
+        if self.settings.peers:
+            raise OptionError("secret", None, "given when the address does not contain it")
+        return self._folder.read().secret or make_secret(os.urandom(SECRET_BYTES), self.settings.run)
+
+    @property
+    def address(self) -> str:
+        """The address others join by; a secret that was given is not part of it."""
+        secret = None if self.settings.secret_was_given else self._secret
+        return str(Address(self.host.peer_id, self.host.endpoints, secret))
+
+    async def live(self, prepare: Callable[[], None], entered: Callable[[], None]) -> None:
+        """Listen, enter the run, stay, and say goodbye. `prepare` may serve more calls before the first peer comes.
+
+        Raises what `enter` raises, OptionError where the place to listen is taken, IdentityInUse.
+        """
+        with contextlib.ExitStack() as stack:
+            file = self.settings.identity
+            identity = stack.enter_context(identity_file(file)) if file else Identity(os.urandom(KEY_BYTES))
+            clock = Clock()
+            self.log = EventLog(clock.now, self._on_event)
+            self.host = Host(
+                identity, TcpTransport(identity), run=self.settings.run, secret=self._secret,
+                clock=clock, random=random.SystemRandom(), log=self.log,
+            )  # fmt: skip
+            async with self.host:
+                self.members = Membership(self.host, role=self._role, strategy=self._strategy)
+                prepare()
+                await self._listen()
+                self.members.start()
+                named, remembered = self.settings.peers, self._folder.addresses()
+                await enter(self.members, self.settings.run, named, remembered, self.settings.join_timeout_seconds)
+                self._tell_launcher()
+                self.host.spawn(self._keep_remembering(), "remember peers")
+                entered()
+                await self.stop.wait()
+                await self.host.goodbye("it left")
+
+    async def _listen(self) -> None:
+        candidates = self.settings.listen_candidates(self._folder.read().port)
+        for candidate in candidates[:-1]:
+            try:
+                return await self.host.start(candidate)
+            except OptionError:
+                continue  # taken: the next one
+        return await self.host.start(candidates[-1])
+
+    def _tell_launcher(self) -> None:
+        """What `shoal run` and `shoal seed` asked for through the environment."""
+        if command := os.environ.get("SHOAL_ANNOUNCE"):
+            self.host.spawn(self._announce(command), "announce")
+        if path := os.environ.get("SHOAL_ADDRESS_FILE"):
+            write_private(Path(path), self.address.encode())
+
+    async def _announce(self, command: str) -> None:
+        for line in invitation(self.address, command, self.settings.run):
+            say(line)
+        await self.host.clock.sleep(alone_seconds())
+        if not self.members.met:
+            say(f"nobody has connected yet, after {alone_seconds():g} s. Does a firewall close this port?")
+
+    async def _keep_remembering(self) -> None:
+        changed = asyncio.Event()
+        self.members.on_change.append(changed.set)
+        while True:
+            changed.clear()
+            peers = {record.peer_id: record.endpoints for record in self.members.members.values()}
+            self._folder.remember(self._secret, self.host.endpoints[0].port, peers)
+            await self.host.clock.sleep(REMEMBER_SECONDS)
+            await changed.wait()

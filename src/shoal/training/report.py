@@ -1,0 +1,86 @@
+"""What `swarm.report()` tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.events import Event
+from shoal.protocols.history import Averaging, AveragingFailure
+
+
+@dataclass(frozen=True)
+class Report:
+    """One peer's view of the run so far; `str(report)` is for people.
+
+    Seconds count from this peer's join. `staleness_steps` is the mean number of local steps between an averaging's
+    snapshot and its application. `bandwidth_bytes_per_second` is measured, None before enough was transferred.
+    """
+
+    run: str
+    peer_id: str
+    state: str
+    seconds: float
+    steps: int
+    progress: int
+    averagings: int
+    applied: tuple[Averaging, ...]
+    failures: tuple[AveragingFailure, ...]
+    peers_met: tuple[str, ...]
+    peers_now: tuple[str, ...]
+    bytes_sent: int
+    bytes_received: int
+    bandwidth_bytes_per_second: float | None
+    staleness_steps: float
+    events: tuple[Event, ...]
+    event_counts: dict[str, int]
+
+    @property
+    def applied_at_seconds(self) -> list[float]:
+        """When each averaging was applied."""
+        return [averaging.at_seconds for averaging in self.applied]
+
+    def __str__(self) -> str:
+        rate = self.bandwidth_bytes_per_second
+        lines = [
+            f"run {self.run}, peer {self.peer_id[:8]}: {self.state} after {self.seconds:.1f} s",
+            f"  steps        {self.steps} here, {self.progress} behind this state",
+            f"  averagings   {self.averagings} applied, {len(self.failures)} failed, "
+            f"{self.staleness_steps:.1f} local steps stale on average",
+            f"  peers        {len(self.peers_now)} now, {len(self.peers_met)} met",
+            f"  traffic      {self.bytes_sent / 1e6:.1f} MB sent, {self.bytes_received / 1e6:.1f} MB received"
+            + (f", {rate / 1e6:.1f} MB/s when busy" if rate else ""),
+        ]
+        lines += [f"  failed       number {f.number} at {f.at_seconds:.1f} s: {f.reason}" for f in self.failures[-5:]]
+        lines += [f"  {event}" for event in self.events if event.kind not in ("averaged", "failed")][-12:]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """Another live peer, by its own word."""
+
+    peer_id: str
+    role: str
+    state: str
+    steps: int
+    step_seconds: float
+    averagings: int
+    bandwidth_bytes_per_second: float | None
+    endpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AveragingReport:
+    """One call of `swarm.average`: who was in it, and what it cost.
+
+    `contributed`: members whose values are in all that this peer reduced; `exact`: nobody's are missing anywhere.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    contributed: tuple[str, ...]
+    weight_total: float
+    exact: bool
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
