@@ -17,7 +17,7 @@ from shoal.core.address import Endpoint
 from shoal.core.clock import Clock, Random
 from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RefusedError, RemoteError, ShoalError
 from shoal.core.events import EventLog
-from shoal.core.gauges import RateGauge, Silence
+from shoal.core.gauges import RateGauge
 from shoal.net.channel import Channel, Transport
 from shoal.net.door import Door
 from shoal.net.envelope import (
@@ -37,6 +37,7 @@ from shoal.net.envelope import (
     raw,
 )
 from shoal.net.identity import Identity
+from shoal.net.remote import Remote
 from shoal.net.stream import Stream
 
 HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
@@ -47,21 +48,6 @@ IDLE_STREAMS_PER_PEER, IDLE_STREAM_SECONDS = 2, 30.0
 Reply = TypeVar("Reply", bound=Message)
 CallHandler = Callable[[str, Any], Awaitable[Message]]
 StreamHandler = Callable[[Stream, Any], Awaitable[None]]
-
-
-class Remote:
-    """What this host holds of one other peer."""
-
-    def __init__(self, peer_id: str, now: float) -> None:
-        self.peer_id = peer_id
-        self.endpoints: tuple[Endpoint, ...] = ()
-        self.links: list[Channel] = []
-        self.idle_streams: list[tuple[float, Channel]] = []
-        self.connections = 0
-        self.calls_running = 0
-        self.last_heard = self.last_sent = now
-        self.bulk = Silence()
-        self.pending: dict[int, asyncio.Future[Answer]] = {}
 
 
 class Host:
@@ -121,7 +107,12 @@ class Host:
         """Run `work` within this host's life. Its failure is an event, and ends nothing else."""
         task = self._tasks.create_task(self._bounded(work, what), name=f"{self.peer_id[:6]} {what}")
         self._running[task] = None
-        task.add_done_callback(lambda done: self._running.pop(task, None))
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._running.pop(done, None)
+            work.close()  # a task that is cancelled before its first step never touched it
+
+        task.add_done_callback(ended)
         return task
 
     async def _bounded(self, work: Coroutine[Any, Any, None], what: str) -> None:
@@ -191,26 +182,11 @@ class Host:
             await self._serve_streams(remote, channel)
 
     def _remote(self, peer_id: str) -> Remote:
-        return self.remotes.setdefault(peer_id, Remote(peer_id, self.clock.now()))
-
-    def _hear(self, remote: Remote, channel: Channel, *, bulk: bool) -> None:
-        def traffic(sent: int, received: int) -> None:
-            now = self.clock.now()
-            if received:
-                remote.last_heard = now
-                if bulk:
-                    remote.bulk.heard(now)
-                self.received.add(received, now)
-            if sent:
-                remote.last_sent = now
-                self.sent.add(sent, now)
-
-        remote.last_heard = self.clock.now()
-        channel.on_traffic = traffic
+        return self.remotes.setdefault(peer_id, Remote(peer_id, self.clock))
 
     def _keep_link(self, peer_id: str, channel: Channel) -> None:
         remote = self._remote(peer_id)
-        self._hear(remote, channel, bulk=False)
+        remote.hear(channel, self.sent, self.received, bulk=False)
         remote.links.append(channel)
         remote.connections += 1
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
@@ -375,13 +351,13 @@ class Host:
                 await channel.send(opening)
                 return channel
         channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
-        self._hear(remote, channel, bulk=True)
+        remote.hear(channel, self.sent, self.received, bulk=True)
         await channel.send(opening)
         return channel
 
     async def _serve_streams(self, remote: Remote, channel: Channel) -> None:
         """Serve one stream after the other on a connection that the other peer opened."""
-        self._hear(remote, channel, bulk=True)
+        remote.hear(channel, self.sent, self.received, bulk=True)
         remote.connections += 1
         try:
             while True:

@@ -83,7 +83,7 @@ class MemoryChannel:
     async def send(self, header: bytes, payload: Buffer = b"") -> None:
         loop = asyncio.get_running_loop()
         async with self._sending:
-            frame = header, memoryview(bytes(payload))
+            frame = header, memoryview(bytearray(payload))
             left = PREFIX.size + len(header) + len(frame[1])
             self._on_the_way_bytes += left
             while left > 0:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
+from shoal.core.tasks import contained
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
@@ -269,13 +270,8 @@ async def butterfly(
     rounds.open(roll, reducer)
     weights: list[float] = []  # of every part
     try:
-        async with asyncio.timeout(timeout_seconds), asyncio.TaskGroup() as tasks:
-            tasks.create_task(reducer.watch(), name="watch")
-            tasks.create_task(_reduce_own(reducer, host.peer_id, roll.weights[me], vectors, weights), name="own share")
-            for peer_id, parts in zip(roll.members, owned, strict=True):
-                if peer_id != host.peer_id and parts:
-                    mine = vectors if roll.weights[me] > 0 else None
-                    tasks.create_task(_exchange(host, roll, peer_id, parts, mine, result, weights), name="exchange")
+        async with asyncio.timeout(timeout_seconds):
+            await contained(_all_streams(host, roll, owned, reducer, vectors, result, weights))
     except TimeoutError:
         failure: Exception = RoundError(f"not done within {timeout_seconds:g} s", roll.number, tuple(roll.members))
     except ExceptionGroup as errors:
@@ -288,11 +284,26 @@ async def butterfly(
     raise failure
 
 
-async def _reduce_own(reducer: Reducer, me: str, weight: float, vectors: Vectors, weights: list[float]) -> None:
+async def _all_streams(
+    host: Host, roll: Roll, owned: list[list[Part]], reducer: Reducer, vectors: Vectors, result: Vectors,
+    weights: list[float],
+) -> None:  # fmt: skip
+    """Reduce the own share, and exchange with the reducer of each other one, all at once."""
+    weight = roll.weights[roll.members.index(host.peer_id)]
+    mine = vectors if weight > 0 else None
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reducer.watch(), name="watch")
+        tasks.create_task(_reduce_own(reducer, host.peer_id, mine, weights), name="own share")
+        for peer_id, parts in zip(roll.members, owned, strict=True):
+            if peer_id != host.peer_id and parts:
+                tasks.create_task(_exchange(host, roll, peer_id, parts, mine, result, weights), name="exchange")
+
+
+async def _reduce_own(reducer: Reducer, me: str, mine: Vectors | None, weights: list[float]) -> None:
     """Add this member's own values to its own share, and wait until every part of it is whole."""
-    if weight > 0:
+    if mine is not None:
         for index, part in enumerate(reducer.parts):
-            reducer.contribute(me, index, vectors[part.vector][part.start : part.stop])
+            reducer.contribute(me, index, mine[part.vector][part.start : part.stop])
             await asyncio.sleep(0)
     for reduction in reducer.reductions:
         await reduction.done.wait()

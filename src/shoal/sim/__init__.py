@@ -1,1 +1,8 @@
-"""Floor 5: the simulated world."""
+"""Floor 5: the simulated world: the real protocol code on a virtual clock and a modelled network."""
+
+from __future__ import annotations
+
+from shoal.sim.replica import VirtualReplica
+from shoal.sim.world import SimPeer, World
+
+__all__ = ["SimPeer", "VirtualReplica", "World"]

@@ -63,7 +63,7 @@ class AllReduce:
                 outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
             except (NobodyThere, RoundError, TensorError) as error:
                 peer.history.failed(error)
-                await peer.clock.sleep(min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
+                await _something_new(peer, min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
                 failures = min(failures + 1, 10)
             else:
                 stale_steps = await replica.offer(outcome.vectors, snapshot)
@@ -74,7 +74,6 @@ class AllReduce:
     async def _due(self, peer: Peer, replica: Replica, last_at: float, last_steps: int) -> None:
         """Return when an averaging is due: by time, by steps, by invitation, or because this peer is about to leave."""
         while True:
-            peer.stir.clear()
             left = None
             if peer.members.others(TRAINING):
                 if peer.hurry or peer.rolls.invited_to(TRAIN):
@@ -85,11 +84,7 @@ class AllReduce:
                     return
                 if left is not None and left <= 0:
                     return
-            try:
-                async with asyncio.timeout(left):
-                    await peer.stir.wait()
-            except TimeoutError:
-                continue
+            await _something_new(peer, left)
 
     async def average(
         self,
@@ -108,3 +103,14 @@ class AllReduce:
             peer.host, peer.rounds, roll, vectors,
             part_bytes=self.part_bytes, timeout_seconds=max(0.1, until - peer.clock.now()),
         )  # fmt: skip
+
+
+async def _something_new(peer: Peer, within_seconds: float | None) -> None:
+    """Return when somebody came, went or invites, or when the time is over."""
+    try:
+        async with asyncio.timeout(within_seconds):
+            await peer.stir.wait()
+    except TimeoutError:
+        return
+    finally:
+        peer.stir.clear()

@@ -1,0 +1,180 @@
+"""A world of peers in one process, in virtual time, from one seed.
+
+    def scenario(world):
+        ...
+    World(seed=1).run(scenario)
+
+Every random choice of a peer comes from the world's seed, every second from its clock, every byte over its links: two
+runs of one seed are the same run. What would be an event on the wire (a fault inside shoal) fails the run here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from shoal.core.address import Address, Endpoint, parse_address
+from shoal.core.clock import Clock, virtual_wall
+from shoal.core.compute import VirtualCompute
+from shoal.core.events import EventLog
+from shoal.core.loop import run_virtual
+from shoal.net.host import Host
+from shoal.net.identity import KEY_BYTES, Identity
+from shoal.net.memory import MemoryNetwork
+from shoal.overlay.joining import enter
+from shoal.overlay.membership import TRAINER, Membership
+from shoal.protocols.peer import Peer
+from shoal.protocols.taking_part import take_part
+from shoal.sim.replica import VirtualReplica
+from shoal.strategies import build_strategy
+from shoal.strategies.allreduce import AllReduce
+from shoal.strategies.options import options_of
+
+Result = TypeVar("Result")
+JOIN_SECONDS = 10.0
+
+
+class SimPeer:
+    """One process of the world. `crash` ends it as SIGKILL would; `leave` says goodbye."""
+
+    peer: Peer
+
+    def __init__(self, world: World, name: str, port: int) -> None:
+        self.name, self.port = name, port
+        self.replica: VirtualReplica | None = None
+        self._world = world
+        self._joined = asyncio.Event()
+        self._stop = asyncio.Event()
+        self.attached = asyncio.Event()
+        self.error: BaseException | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it can be joined; the secret is the world's."""
+        return str(Address(self.peer.id, self.peer.host.endpoints))
+
+    @property
+    def id(self) -> str:
+        """Its peer id."""
+        return self.peer.id
+
+    async def joined(self) -> SimPeer:
+        """Return when it is in the run; raises what kept it out."""
+        await self._joined.wait()
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def crash(self) -> None:
+        """The machine dies: no goodbye, its connections break."""
+        self._transport.crash()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """End politely."""
+        self._stop.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def start(self, key: bytes, peers: Sequence[str], remembered: Sequence[str], strategy: AllReduce | None) -> None:
+        """Begin its life in a task of its own."""
+        identity = Identity(key)
+        self._transport = self._world.network.transport(self.name, identity)
+        self._task = asyncio.create_task(self._live(identity, peers, remembered, strategy), name=self.name)
+
+    async def _live(
+        self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: AllReduce | None
+    ) -> None:
+        world, clock = self._world, Clock(virtual_wall)
+        log = EventLog(clock.now)
+        random = Random(world.random.getrandbits(64))
+        host = Host(
+            identity, self._transport, run="world", secret="a-world-of-peers", clock=clock, random=random, log=log
+        )
+        wanted = options_of(strategy) if strategy else None
+        world.hosts.append((self.name, host))
+        try:
+            async with host:
+                members = Membership(host, role=TRAINER, strategy=wanted)
+                self.peer = Peer(host, members, VirtualCompute())
+                await host.start(Endpoint(self.name, self.port))
+                members.start()
+                named, known = [parse_address(text) for text in peers], [parse_address(text) for text in remembered]
+                await enter(members, "world", named, known, JOIN_SECONDS)
+                self._joined.set()
+                if self.replica is not None:
+                    self._attach(members, wanted)
+                await self._stop.wait()
+                await host.goodbye("it left")
+        except Exception as error:  # noqa: BLE001  told to whoever waits for this peer
+            self.error = error
+            self._joined.set()
+
+    def _attach(self, members: Membership, wanted: dict[str, str | int | float | bool | None] | None) -> None:
+        assert self.replica is not None
+        replica, host = self.replica, self.peer.host
+        members.refresh = lambda: {
+            "steps": replica.steps, "step_seconds": replica.step_seconds, "progress": replica.progress,
+            "averagings": self.peer.history.applied_count,
+        }  # fmt: skip
+
+        def training() -> None:
+            replica.begin()
+            self.attached.set()
+
+        schema = [("theta", tuple(replica.tensors[0].shape), "float32")]
+        default = options_of(AllReduce())
+        host.spawn(replica.train(host.clock), "train")
+        host.spawn(take_part(self.peer, replica, schema, wanted, default, build_strategy, training), "take part")
+
+
+class World:
+    """Hosts on one virtual clock. `latency_seconds` and `bytes_per_second` hold for every access line."""
+
+    def __init__(self, *, seed: int, latency_seconds: float = 0.01, bytes_per_second: float = 12.5e6) -> None:
+        self.random = Random(seed)
+        self.network = MemoryNetwork(latency_seconds, bytes_per_second)
+        self.hosts: list[tuple[str, Host]] = []
+        self.peers: list[SimPeer] = []
+
+    def run(self, scenario: Callable[[World], Awaitable[Result]], *, limit_seconds: float = 1e5) -> Result:
+        """Run a scenario to its end, then end all peers. Raises what the scenario raised, or a fault inside a peer."""
+
+        async def main() -> Result:
+            try:
+                return await scenario(self)
+            finally:
+                for peer in self.peers:
+                    await peer.leave()
+
+        result = run_virtual(main(), limit_seconds=limit_seconds)
+        for name, host in self.hosts:
+            if host.faults:
+                raise AssertionError(f"a fault inside {name}: {host.faults[0]!r}") from host.faults[0]
+        return result
+
+    async def start(
+        self,
+        name: str,
+        *,
+        peers: Sequence[str] = (),
+        remembered: Sequence[str] = (),
+        strategy: AllReduce | None = None,
+        replica: VirtualReplica | None = None,
+        key: bytes | None = None,
+        port: int = 1,
+    ) -> SimPeer:
+        """Start a peer and wait until it is in the run. `key`: the 32 bytes of an identity that it kept."""
+        peer = SimPeer(self, name, port)
+        peer.replica = replica
+        self.peers.append(peer)
+        peer.start(key or self.random.randbytes(KEY_BYTES), peers, remembered, strategy)
+        return await peer.joined()
+
+    def digest(self) -> str:
+        """A hash of every event of every peer, in order: equal for two runs of one seed."""
+        text = "\n".join(f"{name} {event}" for name, host in self.hosts for event in host.log.recent)
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,238 @@
+"""The whole protocol stack on virtual time: training, deaths, newcomers, restarts, one seed one run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+from random import Random
+
+import pytest
+import torch
+
+from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch
+from shoal.sim import SimPeer, VirtualReplica, World
+from shoal.strategies.allreduce import AllReduce
+
+EVERY_SECOND = AllReduce(every_seconds=1.0)
+MARK = 1e6
+"""A value that no fresh replica reaches: whoever has it holds the trained state."""
+
+
+def replica(value: float = 0.0, drift: float = 1.0, step_seconds: float = 0.1, size: int = 1000) -> VirtualReplica:
+    return VirtualReplica(torch.full((size,), value), drift=drift, step_seconds=step_seconds)
+
+
+async def pair(world: World) -> tuple[SimPeer, SimPeer]:
+    founder = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK))
+    await founder.attached.wait()
+    other = await world.start("b", peers=[founder.address], replica=replica())
+    await other.attached.wait()
+    return founder, other
+
+
+def spread(peers: list[SimPeer]) -> float:
+    values = torch.stack([peer.replica.tensors[0] for peer in peers if peer.replica])
+    return float((values - values.mean(0)).abs().max())
+
+
+def test_unequal_peers_train_as_one() -> None:
+    async def scenario(world: World) -> None:
+        peers = list(await pair(world))
+        peers.append(await world.start("c", peers=[peers[0].address], replica=replica(drift=3.0, step_seconds=0.3)))
+        await asyncio.sleep(30)
+        assert all(peer.peer.history.applied_count >= 28 for peer in peers)
+        assert not any(peer.peer.history.failures for peer in peers)
+        assert all(entry.exact for peer in peers for entry in peer.peer.history.applied)
+        # all drift 10 a second; between averagings they differ by at most the steps of one interval and a bit
+        assert spread(peers) < 15
+        assert abs(float(peers[0].replica.tensors[0][0]) - (MARK + 10 * asyncio.get_running_loop().time())) < 15
+
+    World(seed=1).run(scenario)
+
+
+def test_no_step_is_lost_while_an_averaging_runs() -> None:
+    """Two peers of equal speed and drift on slow lines: the mean of their values grows by the mean of their steps."""
+
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+
+        def means() -> tuple[float, float]:
+            values = [float(peer.replica.tensors[0][0]) - MARK for peer in (a, b)]
+            return sum(values) / 2, (a.replica.steps + b.replica.steps) / 2
+
+        await asyncio.sleep(10)
+        value_before, steps_before = means()
+        await asyncio.sleep(30)
+        value_after, steps_after = means()
+        assert a.peer.history.applied_count >= 10
+        assert max(entry.stale_steps for entry in a.peer.history.applied) >= 5
+        assert abs((value_after - value_before) - (steps_after - steps_before)) <= 0.5
+
+    World(seed=2, latency_seconds=0.1, bytes_per_second=5e3).run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_death_at_any_moment_leaves_the_others_averaging(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        founder = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK, size=20_000))
+        others = [
+            await world.start(name, peers=[founder.address], replica=replica(step_seconds=0.1 * speed, size=20_000))
+            for name, speed in (("b", 1), ("c", 2), ("d", 4))
+        ]
+        peers = [founder, *others]
+        await asyncio.sleep(5 + Random(seed).random())
+        victim = peers.pop(seed % 4)
+        await victim.crash()
+        died_at = asyncio.get_running_loop().time()
+        before = [peer.peer.history.applied_count for peer in peers]
+        await asyncio.sleep(5)
+        for peer, count in zip(peers, before, strict=True):
+            assert victim.id not in peer.peer.members.members
+            assert peer.peer.history.applied_count >= count + 2, list(peer.peer.history.failures)
+            assert len(peer.peer.history.failures) <= 2
+            times = [entry.at_seconds for entry in peer.peer.history.applied]
+            assert max(later - earlier for earlier, later in itertools.pairwise(times[-6:])) < 5
+        assert asyncio.get_running_loop().time() == died_at + 5
+        assert spread(peers) < 40
+
+    World(seed=seed, bytes_per_second=1e6).run(scenario)
+
+
+def test_a_newcomer_takes_over_the_state_and_does_not_dilute_it() -> None:
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+        await asyncio.sleep(10)
+        late = await world.start("late", peers=[b.address], replica=replica(value=-5e6))
+        await late.attached.wait()
+        assert float(late.replica.tensors[0].min()) > MARK
+        await asyncio.sleep(5)
+        assert all(float(peer.replica.tensors[0].min()) > MARK for peer in (a, b, late))
+        assert late.replica.progress > 100
+
+    World(seed=3).run(scenario)
+
+
+@pytest.mark.parametrize("who", ["founder", "joiner"])
+def test_a_peer_of_two_restarted_empty_twenty_times_finds_its_run(who: str) -> None:
+    """Each restart with the first command, and what the state folder keeps: identity, port and the other's address."""
+
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+        keys = {"a": world.random.randbytes(32), "b": world.random.randbytes(32)}
+        for _ in range(20):
+            await asyncio.sleep(1 + world.random.random())
+            old, stays = (a, b) if who == "founder" else (b, a)
+            await old.crash()
+            await asyncio.sleep(world.random.random())
+            fresh = await world.start(
+                old.name,
+                peers=[] if who == "founder" else [stays.address],
+                remembered=[stays.address],
+                strategy=EVERY_SECOND if who == "founder" else None,
+                replica=replica(-1.0),
+                key=keys[old.name],
+            )
+            await fresh.attached.wait()
+            a, b = (fresh, stays) if who == "founder" else (stays, fresh)
+            assert a.peer.members.charter.charter_id == b.peer.members.charter.charter_id
+            assert min(float(p.replica.tensors[0].min()) for p in (a, b)) > MARK
+        await asyncio.sleep(5)
+        assert a.peer.history.applied_count >= 3
+        assert b.peer.history.applied_count >= 3
+
+    World(seed=4).run(scenario)
+
+
+def test_a_founder_that_lost_its_memory_yields_to_its_old_run() -> None:
+    """It founds a second run at the old place; the other peer finds it there, and the untrained run yields."""
+
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+        await asyncio.sleep(10)
+        await a.crash()
+        await asyncio.sleep(1)
+        fresh = await world.start("a", strategy=EVERY_SECOND, replica=replica(-1.0))
+        await fresh.attached.wait()
+        assert float(fresh.replica.tensors[0].max()) < 100  # it began to train on its own
+        await asyncio.sleep(8)
+        assert fresh.peer.log.counts["yielded"] == 1
+        assert fresh.peer.members.charter.charter_id == b.peer.members.charter.charter_id
+        assert min(float(peer.replica.tensors[0].min()) for peer in (fresh, b)) > MARK
+        assert b.peer.log.counts["yielded"] == 0
+        assert fresh.peer.history.applied_count >= 1
+
+    World(seed=5).run(scenario)
+
+
+def test_two_peers_of_one_run_that_meet_late_become_one_swarm() -> None:
+    """Two joiners come through different peers at once: each hears of the other."""
+
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+        c, d = await asyncio.gather(
+            world.start("c", peers=[a.address], replica=replica()),
+            world.start("d", peers=[b.address], replica=replica()),
+        )
+        await asyncio.sleep(2)
+        for peer in (a, b, c, d):
+            assert len(peer.peer.members.members) == 3
+
+    World(seed=6).run(scenario)
+
+
+def test_refusals_are_typed() -> None:
+    async def scenario(world: World) -> None:
+        a, _ = await pair(world)
+        with pytest.raises(CharterMismatch) as mismatch:
+            await world.start("other-strategy", peers=[a.address], strategy=AllReduce(every_seconds=7.0))
+        assert mismatch.value.field == "strategy.every_seconds"
+        assert any(event.kind == "refused" for event in a.peer.log.recent)
+        with pytest.raises(JoinError) as nobody:
+            await world.start("lonely", peers=[a.address.replace("@a:", "@nowhere:")])
+        assert "connection refused" in str(nobody.value)
+        other_model = await world.start("other-model", peers=[a.address], replica=replica(size=999))
+        await asyncio.sleep(1)
+        assert not other_model.attached.is_set()
+        assert isinstance(other_model.peer.host.faults.pop(), ModelMismatch)
+        assert any("could not take part" in event.reason for event in a.peer.log.recent)
+
+    World(seed=7).run(scenario)
+
+
+DIGEST = """
+import asyncio, {first}
+import torch
+from shoal.sim import VirtualReplica, World
+from shoal.strategies.allreduce import AllReduce
+
+async def scenario(world):
+    def replica():
+        return VirtualReplica(torch.zeros(5000), drift=1.0, step_seconds=0.05)
+    a = await world.start("a", strategy=AllReduce(every_seconds=0.5), replica=replica())
+    rest = [await world.start(name, peers=[a.address], replica=replica()) for name in "bcde"]
+    await asyncio.sleep(5)
+    await rest[1].crash()
+    await asyncio.sleep(5)
+
+world = World(seed={seed})
+world.run(scenario)
+print(world.digest())
+"""
+
+
+def digest_of(seed: int, first: str, hash_seed: str) -> str:
+    code = DIGEST.format(seed=seed, first=first)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed, "PATH": ""}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    return run.stdout.strip()
+
+
+def test_one_seed_is_one_run_in_any_process() -> None:
+    one, same, other = digest_of(1, "json", "1"), digest_of(1, "decimal", "2"), digest_of(2, "json", "1")
+    assert len(one) == 64
+    assert one == same
+    assert one != other
