@@ -103,7 +103,10 @@ class PeerProcess:
             raise PeerSilent(self._story(f"is gone, cannot take {command!r}")) from error
 
     def receive(self, timeout_seconds: float = 60.0) -> dict[str, Any]:
-        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}."""
+        """The next JSON object of the peer: {"reply": command, "value": ...} or {"reply": command, "error": ...}.
+
+        `received_at` is the time.monotonic() of its arrival.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
@@ -161,7 +164,7 @@ class PeerProcess:
                 except ValueError:
                     message = None
                 if isinstance(message, dict):
-                    self._replies.put(message)
+                    self._replies.put(message | {"received_at": time.monotonic()})
                 else:
                     self.lines.append(line)
 
@@ -304,10 +307,15 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     }
 
 
-def serve(*functions: Callable[..., Any]) -> None:
-    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit"."""
+def serve(*functions: Callable[..., Any], idle: Callable[[], None] | None = None) -> None:
+    """Answer commands with these functions, by name, until the test closes the pipe or sends "quit".
+
+    While no command waits `idle` is called again and again: a peer that trains in the meantime passes its step there.
+    """
     by_name = {function.__name__: function for function in functions}
     while True:
+        while idle is not None and not command_waiting():
+            idle()
         command = next_command()
         assert command is not None
         name = command["command"]
