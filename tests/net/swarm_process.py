@@ -148,9 +148,12 @@ class PeerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(10)
-        for reader in self._readers:
+        streams = [self._process.stdin]
+        for reader, stream in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
             reader.join(2)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if not reader.is_alive():  # somebody else holds the pipe: closing under the reader would wait for it
+                streams.append(stream)
+        for stream in streams:
             if stream is not None:
                 with contextlib.suppress(OSError, ValueError):
                     stream.close()
@@ -258,7 +261,16 @@ def ask_all(processes: Iterable[PeerProcess], command: str, timeout_seconds: flo
     processes = list(processes)
     for process in processes:
         process.send(command, **args)
-    return [process.answer(timeout_seconds) for process in processes]
+    return answers(processes, timeout_seconds)
+
+
+def answers(processes: Iterable[PeerProcess], timeout_seconds: float = 60.0) -> list[Any]:
+    """The value of the next reply of each; all are read before the first `PeerFailed` is raised."""
+    replies = [(process, process.receive(timeout_seconds)) for process in processes]
+    for process, reply in replies:
+        if "error" in reply:
+            raise PeerFailed(process.name, reply)
+    return [reply.get("value") for _, reply in replies]
 
 
 # ---------------------------------------------------------------------------------------------------- the peer's side

@@ -82,6 +82,7 @@ def test_the_last_donor_killed_in_mid_download(peers: Peers, tmp_path: Path) -> 
     """Nobody is left to finish from: a typed error, and the newcomer's model as it was."""
     (donor,), address = donors_that_averaged(peers, 1)
     newcomer = peers.start(PEER, name="newcomer")
+    newcomer.ask("set_constant", module="shoal.protocols.taking_part", name="GIVE_UP_SECONDS", value=2.0)
     newcomer.ask("join", peers=[address], **EVERY)
     donor.ask("die_after_sending", n_bytes=LARGE_BYTES // 4, claim=str(tmp_path / "claim"))
     with pytest.raises(PeerFailed) as failed:
