@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch
+from shoal.planning.shares import shares_by_bandwidth
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce
 
@@ -164,6 +165,25 @@ def test_a_founder_that_lost_its_memory_yields_to_its_old_run() -> None:
         assert fresh.peer.history.applied_count >= 1
 
     World(seed=5).run(scenario)
+
+
+def test_shares_follow_the_measured_bandwidths() -> None:
+    """Three peers at 1 MB/s and one at a quarter of that, which is measured, and therefore reduces nothing."""
+
+    async def scenario(world: World) -> None:
+        founder = await world.start("a", strategy=AllReduce(every_seconds=5.0), replica=replica(size=250_000))
+        await founder.attached.wait()
+        for name, rate in (("b", 1e6), ("c", 1e6), ("slow", 0.25e6)):
+            await world.start(name, peers=[founder.address], replica=replica(size=250_000), bytes_per_second=rate)
+        await asyncio.sleep(120)
+        measured = {peer.name: peer.peer.bandwidth() for peer in world.peers}
+        assert measured["slow"] == pytest.approx(0.25e6, rel=0.2)
+        assert all(measured[name] == pytest.approx(1e6, rel=0.3) for name in "abc")
+        shares = shares_by_bandwidth(list(measured.values()))
+        assert shares[3] == 0.0
+        assert founder.peer.history.applied_count >= 15
+
+    World(seed=8, bytes_per_second=1e6).run(scenario)
 
 
 def test_two_peers_of_one_run_that_meet_late_become_one_swarm() -> None:

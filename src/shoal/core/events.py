@@ -14,7 +14,8 @@ KEPT_EVENTS = 1000
 class Event:
     """One thing that happened, seen from one peer.
 
-    `kind` is one of joined, left, lost, refused, averaged, failed, downloaded, late, yielded, warning, fault.
+    `kind` is one of joined, left, lost, refused, averaged, failed, downloaded, late, yielded, warning, advice
+    (something a person should change), fault (a defect of shoal).
     `at_seconds` counts from the moment this peer joined.
     """
 

@@ -6,6 +6,8 @@ from collections import deque
 
 SHORTEST_PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS, GAPS_KEPT = 1.0, 3.0, 100
 WINDOW_SECONDS, WINDOWS_KEPT = 0.05, 200
+BUSY_BYTES = 16 * 1024
+"""Fewer bytes in a window are heartbeats, not traffic."""
 
 
 class Silence:
@@ -37,30 +39,30 @@ class Silence:
 
 
 class RateGauge:
-    """Bytes per second of a link while it is busy: the upper quartile over its last busy windows of 50 ms.
+    """Bytes per second of a link while it is busy: the upper quartile over its last windows with traffic.
 
-    A quartile, not the mean: a fast peer that waits for a slow partner has many half-empty windows, and they say
-    nothing about its own link.
+    A window lasts 50 ms, or until the next bytes where they come more slowly. A quartile, not the mean: the pause
+    between two averagings, and a fast peer's wait for a slow partner, say nothing about its own link.
     """
 
     def __init__(self) -> None:
         self._window_start = 0.0
         self._window_bytes = 0
-        self._windows: deque[int] = deque(maxlen=WINDOWS_KEPT)
+        self._rates: deque[float] = deque(maxlen=WINDOWS_KEPT)
         self.total_bytes = 0
 
     def add(self, count_bytes: int, now: float) -> None:
         """`count_bytes` passed at `now`."""
         self.total_bytes += count_bytes
-        if now - self._window_start >= WINDOW_SECONDS:
-            if self._window_bytes >= 16 * 1024:  # heartbeats alone do not make a window busy
-                self._windows.append(self._window_bytes)
+        elapsed = now - self._window_start
+        if elapsed >= WINDOW_SECONDS:
+            if self._window_bytes >= BUSY_BYTES:
+                self._rates.append(self._window_bytes / elapsed)
             self._window_start, self._window_bytes = now, 0
         self._window_bytes += count_bytes
 
     def bytes_per_second(self) -> float | None:
         """None before four busy windows."""
-        if len(self._windows) < 4:
+        if len(self._rates) < 4:
             return None
-        ranked = sorted(self._windows)
-        return ranked[(3 * len(ranked)) // 4] / WINDOW_SECONDS
+        return sorted(self._rates)[(3 * len(self._rates)) // 4]

@@ -53,9 +53,9 @@ class MemoryNetwork:
     _listeners: dict[Endpoint, MemoryTransport] = field(default_factory=dict)
     _serial: itertools.count[int] = field(default_factory=itertools.count)
 
-    def transport(self, host: str, identity: Identity) -> MemoryTransport:
-        """A transport for the host of this name."""
-        return MemoryTransport(self, host, identity)
+    def transport(self, host: str, identity: Identity, bytes_per_second: float | None = None) -> MemoryTransport:
+        """A transport for the host of this name, with a line of its own rate."""
+        return MemoryTransport(self, host, identity, bytes_per_second or self.bytes_per_second)
 
 
 class MemoryChannel:
@@ -161,9 +161,9 @@ class MemoryChannel:
 class MemoryTransport:
     """One host of the network."""
 
-    def __init__(self, network: MemoryNetwork, host: str, identity: Identity) -> None:
+    def __init__(self, network: MemoryNetwork, host: str, identity: Identity, bytes_per_second: float) -> None:
         self.network, self.host, self.identity = network, host, identity
-        self.uplink, self.downlink = Line(network.bytes_per_second), Line(network.bytes_per_second)
+        self.uplink, self.downlink = Line(bytes_per_second), Line(bytes_per_second)
         self.channels: dict[MemoryChannel, None] = {}
         self._accept: Callable[[Channel], None] | None = None
         self._endpoint: Endpoint | None = None

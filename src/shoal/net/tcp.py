@@ -155,6 +155,8 @@ class TcpChannel(asyncio.BufferedProtocol):
                 raise self._lost
 
     def _write(self, data: Buffer) -> None:
+        if self._transport.is_closing():
+            raise PeerLost(f"the connection to {self.remote} is closed")
         self._transport.write(data)
         self.on_traffic(len(data), 0)
 
@@ -172,7 +174,8 @@ class TcpChannel(asyncio.BufferedProtocol):
         return frame
 
     def close(self) -> None:
-        self._transport.close()
+        if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
+            self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()

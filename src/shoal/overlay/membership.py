@@ -219,7 +219,7 @@ class Membership:
             text = (
                 "its first batch equals ours: seed the data loader with swarm.data_seed, or both train on the same data"
             )
-            self.host.log.add("warning", text, record.peer_id)
+            self.host.log.add("advice", text, record.peer_id)
 
     async def _status(self, peer_id: str, status: Status) -> Message:
         self._learn(peer_id, status.record)

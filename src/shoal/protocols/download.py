@@ -32,7 +32,7 @@ from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.overlay.membership import TRAINING, Membership
 from shoal.protocols.replica import State
-from shoal.tensors.flat import WIRE_DTYPES, as_bytes
+from shoal.tensors.flat import WIRE_DTYPES, Shapes, as_bytes, vector_sizes
 
 CHUNK_BYTES = 1 << 20
 MAX_DONORS = 3
@@ -59,6 +59,7 @@ class Layout(Message, frozen=True):
     vector_sizes: tuple[int, int]
     extras: list[Extra]
     scalars: dict[str, float | int | bool | None]
+    optimizer: str
     progress: int
     number: int
 
@@ -120,7 +121,7 @@ class Image:
         layout = Layout(
             (len(state.vectors[0]), len(state.vectors[1])),
             [Extra(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in state.extras.items()],
-            state.scalars, state.progress, state.number,
+            state.scalars, state.optimizer, state.progress, state.number,
         )  # fmt: skip
         ranges = chunk_ranges(vector_bytes, len(self.body))
         hashes = [chunk_hash(self.body[begin:end]) for begin, end in ranges]
@@ -150,7 +151,9 @@ def read_image(layout: Layout, body: memoryview) -> State:
         extras[extra.name] = take(DTYPES[extra.dtype], extra.shape)
     if at != len(body):
         raise ProtocolError("the image has more bytes than its layout names")
-    return State((vectors[0], vectors[1]), extras, dict(layout.scalars), layout.progress, layout.number)
+    return State(
+        (vectors[0], vectors[1]), extras, dict(layout.scalars), layout.optimizer, layout.progress, layout.number
+    )
 
 
 class Donor:
@@ -214,8 +217,9 @@ class Progress:
 class Download:
     """One newcomer's download. Chunks that were checked stay, whatever happens to their donor."""
 
-    def __init__(self, host: Host, members: Membership, compute: Compute) -> None:
+    def __init__(self, host: Host, members: Membership, compute: Compute, shapes: Shapes) -> None:
         self._host, self._members, self._compute = host, members, compute
+        self._vector_sizes = vector_sizes(shapes)
         self._checked: dict[bytes, memoryview] = {}
         self.progress = Progress()
 
@@ -255,6 +259,8 @@ class Download:
                 raise answer
             elif len(answer.hashes) != len(chunk_ranges(answer.vector_bytes, answer.total_bytes)):
                 reasons[peer_id] = "its manifest does not fit its size"
+            elif tuple(answer.layout.vector_sizes) != self._vector_sizes:
+                reasons[peer_id] = f"its state has {answer.layout.vector_sizes} values, the model {self._vector_sizes}"
             else:
                 manifests[peer_id] = answer
         return manifests

@@ -34,6 +34,8 @@ class State:
     vectors: Vectors
     extras: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, float | int | bool | None] = field(default_factory=dict)
+    optimizer: str = ""
+    """The class of the donor's optimizer: its state fits no other."""
     progress: int = 0
     number: int = 0
 

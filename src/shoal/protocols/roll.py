@@ -94,6 +94,10 @@ class RollBook:
         """Whether an averaging is being collected that this peer has not called for yet."""
         return self._invited.get(series, 0) >= self._next(series)
 
+    def collecting(self) -> bool:
+        """Whether others wait for a roll that this peer collects."""
+        return bool(self._open)
+
     def _next(self, series: str) -> int:
         return 1 + max(self.newest.get(series, 0), self._tried.get(series, 0))
 

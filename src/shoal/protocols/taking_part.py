@@ -7,6 +7,7 @@ run yields to another of its name (a founder that restarted empty meets its old 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -86,7 +87,7 @@ async def _settle(peer: Peer, schema: Schema, strategy: Options | None, default:
 async def _catch_up(peer: Peer, replica: Replica) -> None:
     """Download the run's state and install it, whole."""
     peer.members.update(state=CATCHING_UP)
-    download = Download(peer.host, peer.members, peer.compute)
+    download = Download(peer.host, peer.members, peer.compute, replica.shapes)
     until = peer.clock.now() + GIVE_UP_SECONDS
     while True:
         try:
@@ -117,4 +118,4 @@ async def donor_state(peer: Peer, replica: Replica) -> State:
         or peer.log.seconds() - last.at_seconds > FRESH_AVERAGE_SECONDS
     ):
         return own
-    return State(average, own.extras, own.scalars, own.progress, last.number)
+    return dataclasses.replace(own, vectors=average, number=last.number)

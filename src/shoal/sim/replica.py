@@ -84,7 +84,7 @@ class VirtualReplica:
 
     async def state(self) -> State:
         steps = {"steps": torch.tensor([self.steps])}
-        return await self._ask(lambda: State(pack(self.tensors), steps, {}, self.progress))
+        return await self._ask(lambda: State(pack(self.tensors), steps, progress=self.progress))
 
     async def install(self, state: State) -> None:
         def take_over() -> None:

@@ -42,8 +42,8 @@ class SimPeer:
 
     peer: Peer
 
-    def __init__(self, world: World, name: str, port: int) -> None:
-        self.name, self.port = name, port
+    def __init__(self, world: World, name: str, port: int, bytes_per_second: float | None) -> None:
+        self.name, self.port, self.bytes_per_second = name, port, bytes_per_second
         self.replica: VirtualReplica | None = None
         self._world = world
         self._joined = asyncio.Event()
@@ -82,7 +82,7 @@ class SimPeer:
     def start(self, key: bytes, peers: Sequence[str], remembered: Sequence[str], strategy: AllReduce | None) -> None:
         """Begin its life in a task of its own."""
         identity = Identity(key)
-        self._transport = self._world.network.transport(self.name, identity)
+        self._transport = self._world.network.transport(self.name, identity, self.bytes_per_second)
         self._task = asyncio.create_task(self._live(identity, peers, remembered, strategy), name=self.name)
 
     async def _live(
@@ -132,7 +132,7 @@ class SimPeer:
 
 
 class World:
-    """Hosts on one virtual clock. `latency_seconds` and `bytes_per_second` hold for every access line."""
+    """Hosts on one virtual clock; `latency_seconds` and `bytes_per_second` are those of an ordinary access line."""
 
     def __init__(self, *, seed: int, latency_seconds: float = 0.01, bytes_per_second: float = 12.5e6) -> None:
         self.random = Random(seed)
@@ -166,9 +166,13 @@ class World:
         replica: VirtualReplica | None = None,
         key: bytes | None = None,
         port: int = 1,
+        bytes_per_second: float | None = None,
     ) -> SimPeer:
-        """Start a peer and wait until it is in the run. `key`: the 32 bytes of an identity that it kept."""
-        peer = SimPeer(self, name, port)
+        """Start a peer and wait until it is in the run.
+
+        `key`: the 32 bytes of an identity that it kept. `bytes_per_second`: its line, where it is not the world's.
+        """
+        peer = SimPeer(self, name, port, bytes_per_second)
         peer.replica = replica
         self.peers.append(peer)
         peer.start(key or self.random.randbytes(KEY_BYTES), peers, remembered, strategy)

@@ -5,6 +5,7 @@ Half types travel as float32 and are rounded once, at the end (design, section 4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -61,12 +62,18 @@ def wire_index(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.float64 else 0
 
 
+def vector_sizes(shapes: Shapes) -> tuple[int, int]:
+    """How many elements each of the two vectors of such tensors has."""
+    sizes = [0, 0]
+    for shape, dtype in shapes:
+        sizes[1 if dtype == "float64" else 0] += math.prod(shape)
+    return sizes[0], sizes[1]
+
+
 @torch.no_grad()
 def pack(tensors: Sequence[Tensor]) -> Vectors:
     """New flat vectors with copies of all values, in order."""
-    sizes = [0, 0]
-    for tensor in tensors:
-        sizes[wire_index(tensor.dtype)] += tensor.numel()
+    sizes = vector_sizes(shapes_of(tensors))
     vectors = tuple(torch.empty(size, dtype=dtype) for size, dtype in zip(sizes, WIRE_DTYPES, strict=True))
     at = [0, 0]
     for tensor in tensors:

@@ -12,7 +12,7 @@ from shoal.core.compute import ThreadCompute
 from shoal.core.errors import LeftError
 from shoal.core.events import Event
 from shoal.overlay.charter import Options
-from shoal.overlay.membership import TRAINER, TRAINING
+from shoal.overlay.membership import JOINED, TRAINER, TRAINING
 from shoal.protocols.peer import Peer
 from shoal.training.network_thread import NetworkThread
 from shoal.training.presence import Presence
@@ -22,6 +22,7 @@ from shoal.training.thread_replica import ThreadReplica
 
 Result = TypeVar("Result")
 LEAVE_SECONDS = 2.5
+LAST_ROLL_SECONDS = 1.0
 
 
 class Node:
@@ -76,6 +77,10 @@ class Node:
         peer.hurry = True
         while peer.members.others(TRAINING) and seen == (peer.history.applied_count, len(peer.history.failures)):
             peer.stir.set()
+            await peer.clock.sleep(0.01)
+        peer.members.update(state=JOINED)  # nobody counts on this peer from now on
+        until = peer.clock.now() + LAST_ROLL_SECONDS
+        while peer.rolls.collecting() and peer.clock.now() < until:
             await peer.clock.sleep(0.01)
 
     # -- from the user's thread

@@ -40,7 +40,7 @@ class Presence:
         self, settings: Settings, role: str, strategy: Options | None, on_event: Callable[[Event], None] | None
     ) -> None:
         self.settings = settings
-        self._role, self._strategy, self._on_event = role, strategy, on_event
+        self._role, self._strategy, self._on_event = role, strategy, on_event or (lambda event: None)
         self._folder = RunFolder(settings.run)
         self._secret = self._choose_secret()
         self.stop = asyncio.Event()
@@ -68,7 +68,7 @@ class Presence:
             file = self.settings.identity
             identity = stack.enter_context(identity_file(file)) if file else Identity(os.urandom(KEY_BYTES))
             clock = Clock()
-            self.log = EventLog(clock.now, self._on_event)
+            self.log = EventLog(clock.now, self._tell)
             self.host = Host(
                 identity, TcpTransport(identity), run=self.settings.run, secret=self._secret,
                 clock=clock, random=random.SystemRandom(), log=self.log,
@@ -85,6 +85,11 @@ class Presence:
                 entered()
                 await self.stop.wait()
                 await self.host.goodbye("it left")
+
+    def _tell(self, event: Event) -> None:
+        if event.kind in ("advice", "yielded"):
+            say(f"peer {event.peer_id[:8]}: {event.reason}")
+        self._on_event(event)
 
     async def _listen(self) -> None:
         candidates = self.settings.listen_candidates(self._folder.read().port)

@@ -43,7 +43,7 @@ class Report:
         rate = self.bandwidth_bytes_per_second
         lines = [
             f"run {self.run}, peer {self.peer_id[:8]}: {self.state} after {self.seconds:.1f} s",
-            f"  steps        {self.steps} here, {self.progress} behind this state",
+            f"  steps        {self.steps} here; {self.progress} are behind this state",
             f"  averagings   {self.averagings} applied, {len(self.failures)} failed, "
             f"{self.staleness_steps:.1f} local steps stale on average",
             f"  peers        {len(self.peers_now)} now, {len(self.peers_met)} met",

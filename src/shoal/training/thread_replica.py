@@ -175,7 +175,7 @@ class ThreadReplica:
                     scalars[f"optimizer/{name}/{key}"] = value
         for name, buffer in self._attached.local_buffers.items():
             extras[f"buffer/{name}"] = buffer.detach().to("cpu", copy=True)
-        return State(pack(self._attached.tensors), extras, scalars, self.progress)
+        return State(pack(self._attached.tensors), extras, scalars, type(self._optimizer).__name__, self.progress)
 
     def _install(self, state: State) -> None:
         apply_exact(self._attached.tensors, state.vectors)
@@ -183,6 +183,13 @@ class ThreadReplica:
             for name, buffer in self._attached.local_buffers.items():
                 if f"buffer/{name}" in state.extras:
                     buffer.copy_(state.extras[f"buffer/{name}"])
+        if state.optimizer == type(self._optimizer).__name__:
+            self._install_optimizer(state)
+        self._inherited_steps = state.progress - self.steps
+        self._samples_averaged = self._samples
+        self.last_average = None
+
+    def _install_optimizer(self, state: State) -> None:
         restored: dict[str, dict[str, Any]] = {name: {} for name in self._attached.parameters}
         for path, value in (*state.extras.items(), *state.scalars.items()):
             kind, _, rest = path.partition("/")
@@ -193,9 +200,6 @@ class ThreadReplica:
             self._optimizer.state.pop(parameter, None)
             if restored[name]:
                 self._optimizer.state[parameter] = restored[name]
-        self._inherited_steps = state.progress - self.steps
-        self._samples_averaged = self._samples
-        self.last_average = None
 
     def _placed(self, value: Any, key: str, name: str) -> Any:
         """Optimizer state on its parameter's device; step counters stay on the CPU unless the optimizer is fused."""
