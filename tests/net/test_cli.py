@@ -90,9 +90,12 @@ def test_two_shoal_runs_of_one_run_share_a_machine(bench: Bench) -> None:
     address = first.wait_said(lambda one: "address" in one)["address"]
     words = ("run", "train.py", "--join", address, "--listen", "127.0.0.1:0", "--peers", "3")
     second = bench.shoal(*words)
-    second.wait_until(
-        lambda: len({one["peer"] for one in second.said() if one.get("peers") == 3}) == 3, 40, "all joined"
-    )
+
+    def complete() -> bool:
+        assert "IdentityInUse" not in second.output, second.output
+        return len({one["peer"] for one in second.said() if one.get("peers") == 3}) == 3
+
+    second.wait_until(complete, 40, "each of the three has three others")
     bench.stop()
     for command in (first, second):
         assert command.returncode_within(15) == 0, command.output
