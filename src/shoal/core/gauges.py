@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 
-SHORTEST_PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS, GAPS_KEPT = 1.0, 3.0, 100
+SHORTEST_PATIENCE_SECONDS, LONGEST_PATIENCE_SECONDS = 1.0, 3.0
+GAPS_KEPT, SHORTEST_GAP_SECONDS = 100, 0.05
 WINDOW_SECONDS, WINDOWS_KEPT = 0.05, 200
 BUSY_BYTES = 16 * 1024
 """Fewer bytes in a window are heartbeats, not traffic."""
 
 
 class Silence:
-    """How long a sender may be silent: 4 x the longest of its last 100 gaps, kept between 1 s and 3 s."""
+    """How long a peer may be silent: 4 x the longest of its last 100 gaps, kept between 1 s and 3 s.
 
-    def __init__(self) -> None:
+    Bytes of any kind break a silence: on a full link bulk comes in bursts, and signs of life come between them. Gaps
+    inside a burst are not counted, or a hundred of them would push out of memory how long the peer can be quiet.
+    """
+
+    def __init__(self, now: float) -> None:
         self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
-        self._last: float | None = None
-
-    def seconds(self, now: float, since: float) -> float:
-        """How long it has been silent, counted from `since` at the earliest."""
-        return now - max(since, self._last or since)
+        self.last_heard = now
 
     def heard(self, now: float) -> None:
         """Bytes came at `now`."""
-        if self._last is not None:
-            self._gaps.append(now - self._last)
-        self._last = now
+        if now - self.last_heard >= SHORTEST_GAP_SECONDS:
+            self._gaps.append(now - self.last_heard)
+        self.last_heard = now
 
-    def rest(self) -> None:
-        """The transfer ended: the silence that follows is no gap."""
-        self._last = None
+    def excuse(self, now: float) -> None:
+        """The silence up to `now` was not its fault, but ours."""
+        self.last_heard = now
 
     def patience_seconds(self) -> float:
         """3 s before any history."""

@@ -186,7 +186,7 @@ class Host:
 
     def _keep_link(self, peer_id: str, channel: Channel) -> None:
         remote = self._remote(peer_id)
-        remote.hear(channel, self.sent, self.received, bulk=False)
+        remote.hear(channel, self.sent, self.received)
         remote.links.append(channel)
         remote.connections += 1
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
@@ -245,11 +245,11 @@ class Host:
                 if not remote.links:
                     continue
                 if stalled:
-                    remote.last_heard = now
-                if now - remote.last_heard > SILENT_SECONDS:
+                    remote.silence.excuse(now)
+                if now - remote.silence.last_heard > SILENT_SECONDS:
                     for link in list(remote.links):
                         link.abort()
-                    self._unlink(remote, f"silent for {now - remote.last_heard:.1f} s", polite=False)
+                    self._unlink(remote, f"silent for {now - remote.silence.last_heard:.1f} s", polite=False)
                 elif now - remote.last_sent > HEARTBEAT_SECONDS:
                     self.spawn(_quietly(remote.links[-1].send(encode(Ping()))), "ping")
                     remote.last_sent = now
@@ -337,8 +337,6 @@ class Host:
         except (TimeoutError, RemoteError):
             channel.abort()
             return
-        finally:
-            remote.bulk.rest()
         if len(remote.idle_streams) < IDLE_STREAMS_PER_PEER and remote.links:
             remote.idle_streams.append((self.clock.now(), channel))
         else:
@@ -351,13 +349,13 @@ class Host:
                 await channel.send(opening)
                 return channel
         channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
-        remote.hear(channel, self.sent, self.received, bulk=True)
+        remote.hear(channel, self.sent, self.received)
         await channel.send(opening)
         return channel
 
     async def _serve_streams(self, remote: Remote, channel: Channel) -> None:
         """Serve one stream after the other on a connection that the other peer opened."""
-        remote.hear(channel, self.sent, self.received, bulk=True)
+        remote.hear(channel, self.sent, self.received)
         remote.connections += 1
         try:
             while True:
@@ -373,7 +371,6 @@ class Host:
                 except RefusedError as error:
                     await stream.fail(error.code, error.reason)
                 await stream.drain()
-                remote.bulk.rest()
         except PeerLost:
             pass  # the ordinary end of a pooled connection
         except ProtocolError as error:

@@ -12,7 +12,7 @@ from shoal.net.envelope import Answer
 
 
 class Remote:
-    """Bytes of any kind, on any connection, are a sign of life; `bulk` times those on streams."""
+    """Bytes of any kind, on any connection, are a sign of life."""
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
         self.peer_id = peer_id
@@ -22,23 +22,21 @@ class Remote:
         self.idle_streams: list[tuple[float, Channel]] = []
         self.connections = 0
         self.calls_running = 0
-        self.last_heard = self.last_sent = clock.now()
-        self.bulk = Silence()
+        self.last_sent = clock.now()
+        self.silence = Silence(clock.now())
         self.pending: dict[int, asyncio.Future[Answer]] = {}
 
-    def hear(self, channel: Channel, sent_gauge: RateGauge, received_gauge: RateGauge, *, bulk: bool) -> None:
+    def hear(self, channel: Channel, sent_gauge: RateGauge, received_gauge: RateGauge) -> None:
         """Count what passes on this connection from now on."""
 
         def traffic(sent: int, received: int) -> None:
             now = self._clock.now()
             if received:
-                self.last_heard = now
+                self.silence.heard(now)
                 received_gauge.add(received, now)
-                if bulk:
-                    self.bulk.heard(now)
             if sent:
                 self.last_sent = now
                 sent_gauge.add(sent, now)
 
-        self.last_heard = self._clock.now()
+        self.silence.heard(self._clock.now())
         channel.on_traffic = traffic

@@ -185,11 +185,12 @@ class Reducer:
         for sender, count in self.delivered.items():
             if sender == self._host.peer_id or count == len(self.parts):
                 continue
-            bulk = self._host.remotes[sender].bulk
+            silence = self._host.remotes[sender].silence
+            silent_seconds = now - max(started_at, silence.last_heard)
             if not self._host.linked(sender):
                 self.leave_out(sender, "it was lost")
-            elif bulk.seconds(now, started_at) > bulk.patience_seconds():
-                self.leave_out(sender, f"late: silent for {bulk.seconds(now, started_at):.1f} s")
+            elif silent_seconds > silence.patience_seconds():
+                self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
         fractions = {sender: count / len(self.parts) for sender, count in self.delivered.items()} if self.parts else {}
         for sender in predicted_stragglers(fractions, now - started_at):
             self.leave_out(sender, "late: it would take more than 3 x the group's median")

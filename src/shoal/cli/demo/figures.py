@@ -20,6 +20,7 @@ class History:
     name: str
     speed: float
     peer_id: str = ""
+    ready: bool = False
     began_at_seconds: float | None = None
     ticks: list[dict[str, Any]] = field(default_factory=list)
     finished: dict[str, Any] | None = None
@@ -55,7 +56,9 @@ class History:
         for line in whole.splitlines():
             entry = json.loads(line)
             kind = entry.pop("kind")
-            if kind == "training":
+            if kind == "ready":
+                self.ready = True
+            elif kind == "training":
                 self.began_at_seconds, self.peer_id = entry["at_seconds"], entry["peer_id"]
             elif kind == "measured":
                 self.ticks.append(entry)
@@ -100,7 +103,7 @@ def applied_by_two(ends: list[dict[str, Any]]) -> int:
 
 def merged_failures(histories: list[History]) -> list[dict[str, Any]]:
     """One entry for each averaging that failed at some peer, by number; reasons that differ are told apart."""
-    names = {history.peer_id: history.name for history in histories}
+    names = {history.peer_id: history.name for history in histories if history.peer_id}
     merged: dict[tuple[int, str], dict[str, Any]] = {}
     for history in histories:
         for failure in (history.finished or {}).get("failures", []):
@@ -110,8 +113,11 @@ def merged_failures(histories: list[History]) -> list[dict[str, Any]]:
                 key,
                 {"round": failure["round"], "reason": "", "members": [], "failed_at": [], "at_seconds": math.inf},
             )
-            if failure["reason"] not in entry["reason"]:
-                entry["reason"] += ("; " if entry["reason"] else "") + failure["reason"]
+            reason = failure["reason"]
+            for peer_id, name in names.items():
+                reason = reason.replace(peer_id, name).replace(peer_id[:8], name)  # shoal writes ids short
+            if reason not in entry["reason"]:
+                entry["reason"] += ("; " if entry["reason"] else "") + reason
             known = [names.get(member, member) for member in failure["members"]]
             entry["members"] = sorted({*entry["members"], *known})
             entry["failed_at"].append(history.name)
@@ -146,11 +152,12 @@ def summarize(
         "seed": seed,
         "speeds": {history.name: history.speed for history in histories},
         "rounds": applied_by_two(list(end.values())),
-        "failed_rounds": merged_failures(live),
+        "failed_rounds": merged_failures(histories),
         "killed": killed,
         "killed_at_seconds": killed_at_seconds,
         "joined": late,
         "joined_at_seconds": latecomer.began_at_seconds,
+        "began_at_seconds": {history.name: history.began_at_seconds for history in histories},
         "final_validation_loss": final,
         "mean_final_validation_loss": curve[-1][1],
         "late_peer_loss_above_others": late_loss / (sum(others) / len(others)) - 1.0,

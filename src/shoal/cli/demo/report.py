@@ -69,7 +69,7 @@ def draw_losses(summary: dict[str, Any], solo: History, histories: list[History]
         axes.plot([reached], [mean], "o", color=INK, markersize=6, zorder=5)
         axes.annotate(
             f"the swarm is where the lone peer\nends after {seconds:.0f} s: {reached:.0f} s", (reached, mean),
-            xytext=(14, 34), textcoords="offset points", color=INK, fontsize=9,
+            xytext=(-18, -44), textcoords="offset points", ha="right", color=INK, fontsize=9,
             arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.8},
         )  # fmt: skip
     axes.set_xlabel("seconds of training", color=INK)
@@ -139,6 +139,11 @@ def peer_rows(summary: dict[str, Any], histories: list[History]) -> list[dict[st
     return rows
 
 
+def failure_name(failure: dict[str, Any]) -> str:
+    """Some fail before they have a number, for example because nobody else was there."""
+    return f"averaging {failure['round']}" if failure["round"] else "an averaging"
+
+
 def story(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What happened when."""
     killed, late = summary["killed"], summary["joined"]
@@ -158,7 +163,10 @@ def story(summary: dict[str, Any]) -> list[tuple[str, str]]:
         reached = "the mean validation loss of the live peers is at the lone peer's final loss, or below"
         events.append((summary["seconds_to_solo_loss"], reached))
     events += [
-        (failure["at_seconds"], f"averaging {failure['round']} fails: {failure['reason']}")
+        (
+            failure["at_seconds"],
+            f"{failure_name(failure)} fails at {', '.join(failure['failed_at'])}: {failure['reason']}",
+        )
         for failure in summary["failed_rounds"]
     ]
     return [(f"{at_seconds:.1f} s", text) for at_seconds, text in sorted(events)]

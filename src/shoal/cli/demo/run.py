@@ -19,16 +19,15 @@ from types import FrameType
 from typing import Any
 
 from shoal.cli.demo.figures import History, summarize
-from shoal.cli.demo.peer import STEP_SECONDS
+from shoal.cli.demo.peer import STEP_SECONDS, go_signal
 from shoal.cli.demo.report import write_report
 from shoal.cli.demo.screen import Screen, row
 
 FIRST_SPEEDS = (1.0, 1.0)  # then alternately a half and a quarter
 SLOW_SPEEDS = (0.5, 0.25)
 POLL_SECONDS = 0.25
-START_TIMEOUT_SECONDS = 60.0  # importing torch in several processes on a busy machine
+START_TIMEOUT_SECONDS = 120.0  # importing torch in several processes on a busy machine
 END_TIMEOUT_SECONDS = 30.0  # the last averaging takes at most 10 s
-READY_AHEAD_SECONDS = 15.0  # the late peer's process starts this much before it joins, so that it joins in time
 STDERR_TAIL_LINES = 20
 KILLED, SOLO = "p1", "solo"
 
@@ -52,11 +51,15 @@ class Child:
             return "killed"
         if self.history.finished:
             return "left"
-        return "" if self.history.ticks else "starting"
+        return "" if self.history.ticks else ("ready" if self.history.ready else "starting")
 
-    def check(self) -> None:
+    def check(self, scratch: Path) -> None:
+        """Raises DemoFailed when this peer has ended without having finished."""
         code = self.process.poll()
-        if code is None or self.killed or (code == 0 and self.history.finished):
+        if code is None or self.killed:
+            return
+        self.history.update(scratch)
+        if code == 0 and self.history.finished:
             return
         lines = self.stderr.read_text(encoding="utf-8", errors="replace").splitlines()[-STDERR_TAIL_LINES:]
         tail = "\n  ".join(lines) or "(nothing)"
@@ -70,7 +73,6 @@ class Stage:
     title: str
     seconds: float
     seed: int
-    out: Path
     scratch: Path  # the address, which holds the run's secret, and each peer's remembered state: deleted in the end
     screen: Screen
     children: list[Child] = field(default_factory=list)
@@ -111,20 +113,18 @@ class Stage:
         rows = [row(child.history, child.state()) for child in self.children]
         self.screen.show(self.title, elapsed_seconds, self.seconds, rows)
         for child in self.children:
-            child.check()
+            child.check(self.scratch)
         return elapsed_seconds
 
-    def wait_for_start(self) -> None:
+    def begin(self) -> None:
+        """Give the signal to begin when all processes are ready; return when the founder trains."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while self.began is None:
+            if all(child.history.ready for child in self.children):
+                go_signal(self.meeting).touch()
             if time.monotonic() > deadline:
                 raise DemoFailed(f"no peer began to train within {START_TIMEOUT_SECONDS:.0f} s")
             self.poll()
-
-    def running_until(self, end_seconds: float) -> Iterator[None]:
-        """Poll until this moment."""
-        while self.poll() < end_seconds:
-            yield
 
     def finish(self) -> None:
         """Wait until all peers have left."""
@@ -158,7 +158,7 @@ def run_alone(stage: Stage) -> History:
     """One machine of speed 1, no swarm: what the swarm is compared with."""
     stage.screen.say(f"First one peer of speed 1x alone for {stage.seconds:.0f} s: what the swarm is compared with.")
     child = stage.start(SOLO, 1.0, "--solo")
-    stage.wait_for_start()
+    stage.begin()
     stage.finish()
     stage.screen.say(
         f"Alone, the validation loss after {stage.seconds:.0f} s is {child.history.last['validation_loss']:.3f}."
@@ -173,21 +173,16 @@ def run_swarm(stage: Stage, peers: int) -> tuple[list[History], float]:
     say(f"Now {peers} peers for {stage.seconds:.0f} s; {KILLED} will be killed, {late} will join late.")
     for place, speed in enumerate(speeds(peers)):
         stage.start(f"p{place}", speed, *(["--founder"] if place == 0 else []))
-    stage.wait_for_start()
+    newcomer = stage.start(late, 1.0, "--join-at-seconds", str(join_at_seconds)).history
+    stage.begin()
 
-    victim, killed_at_seconds = stage.children[1], 0.0
-    ready_at_seconds = max(0.0, join_at_seconds - READY_AHEAD_SECONDS)
-    for moment, action in sorted([(kill_at_seconds, "kill"), (ready_at_seconds, "join")]):
-        for _ in stage.running_until(moment):
-            pass
-        if action == "kill":
-            victim.killed = True
-            victim.process.kill()
-            killed_at_seconds = round(stage.elapsed_seconds(), 2)
-            say(f"{killed_at_seconds:.1f} s: {KILLED} was killed (no goodbye, in the middle of whatever it was doing)")
-        else:
-            stage.start(late, 1.0, "--join-at-seconds", str(join_at_seconds))
-    newcomer = stage.children[-1].history
+    victim = stage.children[1]
+    while stage.poll() < kill_at_seconds:
+        pass
+    victim.killed = True
+    victim.process.kill()
+    killed_at_seconds = round(stage.elapsed_seconds(), 2)
+    say(f"{killed_at_seconds:.1f} s: {KILLED} was killed (no goodbye, in the middle of whatever it was doing)")
     while newcomer.began_at_seconds is None and stage.poll() < stage.seconds:
         pass
     if newcomer.began_at_seconds is None:
@@ -227,9 +222,12 @@ def run_demo(peers: int, seconds: float, out: Path, seed: int) -> int:
         f"a step takes a fixed {STEP_SECONDS} s at 1x, {2 * STEP_SECONDS} s at 1/2x and {4 * STEP_SECONDS} s at 1/4x; "
         f"everything else is real."
     )
-    with tempfile.TemporaryDirectory(prefix="shoal-demo-") as folder, sigterm_as_interrupt():
-        alone = Stage("alone", seconds, seed, out, Path(folder), screen)
-        swarm = Stage("swarm", seconds, seed, out, Path(folder), screen)
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-demo-", ignore_cleanup_errors=True) as folder,
+        sigterm_as_interrupt(),
+    ):
+        alone = Stage("alone", seconds, seed, Path(folder), screen)
+        swarm = Stage("swarm", seconds, seed, Path(folder), screen)
         try:
             with screen:
                 solo = run_alone(alone)
