@@ -136,16 +136,26 @@ class Peer:
             tensors[2] = torch.ones(4).to(getattr(torch, kind))
         self.swarm.average(tensors, weight=weight, timeout_seconds=10)
 
-    def average_shaped(self, shapes: list[list[int]], dtypes: list[str], value: float) -> dict[str, Any]:
+    def average_shaped(
+        self, shapes: list[list[int]], dtypes: list[str], value: float, timeout_seconds: float = 10.0
+    ) -> dict[str, Any]:
         tensors = [
             torch.full(shape, value, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
-        averaged, report = self.swarm.average(tensors, timeout_seconds=10)
+        averaged, report = self.swarm.average(tensors, timeout_seconds=timeout_seconds)
         return {
             "values": sorted({float(number) for tensor in averaged for number in tensor.reshape(-1)}),
             "shapes": [list(tensor.shape) for tensor in averaged],
             **plain_report(report),
         }
+
+    def average_parameters(self, rank: int) -> list[list[float]]:
+        """What `average(model.parameters())` gives: an iterator, as everybody passes it to an optimizer."""
+        model = torch.nn.Linear(2, 3)
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, float(rank))
+        averaged, _ = self.swarm.average(model.parameters(), timeout_seconds=10)
+        return [tensor.reshape(-1).tolist() for tensor in averaged]
 
     def prepare_big(self, rank: int) -> None:
         self.big, self.big_rank = big_input(rank), rank

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from swarm_process import LOOPBACK, serve, wait_until
+from swarm_process import LOOPBACK, reply, serve, wait_until
 from torch import nn
 
 Facts = dict[str, Any]
@@ -258,6 +258,14 @@ class Compiled(Scenario):
         with torch.no_grad():
             apart = (self.model(inputs) - self.plain(inputs)).abs().max().item()
         return {"apart": apart, "graphs": counters["stats"].get("unique_graphs", 0)}
+
+
+class CompiledBeside(Compiled):
+    """The visitor attaches a compiled model, the founder a plain one: parameter names differ, the model does not."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        return self.plain if self.founder else model
 
 
 class CompiledAfter(Compiled):
@@ -507,6 +515,28 @@ class Saved(Scenario):
         return {"after_load": self.swarm.report().averagings - getattr(self, "before_load", 0)}
 
 
+class Metrics(Scenario):
+    """Both peers call `swarm.average` themselves now and then, beside the averagings in the background."""
+
+    def __init__(self, founder: bool) -> None:
+        super().__init__(founder)
+        self.means: list[list[float]] = []
+
+    def visit(self) -> None:
+        self.set_tag(-1.0)
+        for _ in range(3):
+            self.until_averagings(1, self.step)
+            reply(reply="call me")
+            self.average_metric(3.0)
+
+    def average_metric(self, value: float) -> None:
+        (mean,), report = self.swarm.average([torch.tensor([value])], timeout_seconds=10)
+        self.means.append([mean.item(), len(report.contributed)])
+
+    def more_facts(self) -> Facts:
+        return {"means": self.means}
+
+
 class Paused(Scenario):
     """The visitor trains, then evaluates for a while without a step: averagings go on at its sync points."""
 
@@ -562,6 +592,11 @@ def facts() -> Facts:
     return current.facts()
 
 
+def average_metric(value: float) -> None:
+    assert isinstance(current, Metrics)
+    current.average_metric(value)
+
+
 def leave() -> None:
     global current
     if current is not None:
@@ -577,4 +612,4 @@ def train() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(found, visit, facts, leave, idle=train)
+    serve(found, visit, facts, average_metric, leave, idle=train)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from average_child import WEIGHTS, mixed_inputs
-from swarm_process import PeerFailed, PeerProcess, Peers, ask_all, wait_until
+from swarm_process import PeerFailed, PeerProcess, Peers, answers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
 HALF = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
@@ -38,7 +38,7 @@ def swarm(request, processes):
 def averaged(members: list[PeerProcess], weights: list[float], save: Path | None = None) -> list[dict]:
     for rank, (process, weight) in enumerate(zip(members, weights, strict=True)):
         process.send("average_mixed", rank=rank, weight=weight, save=str(save) if save and rank == 0 else None)
-    return [process.answer(60) for process in members]
+    return answers(members, 60)
 
 
 def weighted_mean(count: int, weights: list[float]) -> list[torch.Tensor]:
@@ -170,6 +170,17 @@ def test_unequal_tensors_are_refused_by_index_and_never_averaged(swarm, differs)
             assert swarm[-1].peer_id not in value["contributed"]
             ranks = [rank for rank, process in enumerate(swarm) if process.peer_id in value["contributed"]]
             assert value["values"] == pytest.approx([sum(ranks) / len(ranks)])
+
+
+def test_an_iterator_of_parameters_is_averaged_or_refused_but_never_lost(swarm):
+    for rank, process in enumerate(swarm):
+        process.send("average_parameters", rank=rank)
+    for reply in [process.receive(20) for process in swarm]:
+        if "error" in reply:
+            assert "ShoalError" in reply["bases"], reply
+        else:
+            mean = (len(swarm) - 1) / 2
+            assert reply["value"] == [pytest.approx([mean] * 6), pytest.approx([mean] * 3)]
 
 
 def test_the_swarm_averages_on_after_all_refusals(swarm, tmp_path):

@@ -21,12 +21,13 @@ def processes(tmp_path_factory):
 
 @pytest.fixture
 def pair(request, processes):
-    """Founder and second peer, attached, `request.param` = (kind of optimizer, seconds between averagings, ballast)."""
+    """A founder that trains, and a second peer, attached. `request.param`: optimizer, every_seconds, ballast."""
     kind, every_seconds, ballast = request.param
-    run = request.node.name.split("[")[0].replace("_", "-") + "-" + kind
+    run = f"difference-{kind}-{ballast}-{every_seconds}"
     founder, second = processes
     options = {"run": run, "kind": kind, "ballast": ballast}
     address = founder.ask("found", 60, every_seconds=every_seconds, **options)
+    founder.ask("train", on=True)
     second.ask("join", 60, address=address, **options)
     yield founder, second
     for process in (second, founder):
@@ -140,7 +141,6 @@ def test_the_judge_accepts_the_rule_and_rejects_overwriting():
 def test_local_steps_taken_during_an_averaging_are_never_lost(pair, tmp_path):
     """Both peers step on while 24 MB travel. Every change must be own steps plus `average - snapshot`, to 1e-6."""
     founder, second = pair
-    founder.ask("train", on=True)
     second.ask("move", values=[0.0, 0.0, 1.0])
     second.ask("until_averagings", 60, more=5)
     traces = []
@@ -167,7 +167,6 @@ def test_local_steps_taken_during_an_averaging_are_never_lost(pair, tmp_path):
 @pytest.mark.parametrize("pair", [("momentum", 0.1, 1)], indirect=True, ids=["momentum"])
 def test_momentum_is_downloaded_at_attach_and_then_stays_local(pair):
     founder, second = pair
-    founder.ask("train", on=True)
     second.ask("set_state", name="momentum_buffer", value=5.0)
     second.ask("move", values=[3.0, 3.0, 3.0])
     steps = second.ask("until_averagings", 60, more=4)
@@ -184,7 +183,6 @@ def test_momentum_is_downloaded_at_attach_and_then_stays_local(pair):
 @pytest.mark.parametrize("pair", [("adam", 0.1, 1)], indirect=True, ids=["adam"])
 def test_adam_moments_and_step_count_stay_local(pair):
     founder, second = pair
-    founder.ask("train", on=True)
     start = second.ask("facts")
     second.ask("set_state", name="exp_avg", value=5.0)
     second.ask("set_state", name="exp_avg_sq", value=7.0)
@@ -229,7 +227,6 @@ def test_the_newcomer_takes_over_the_founders_optimizer_state(processes, kind):
 @pytest.mark.parametrize("pair", [("sgd", 0.1, 1)], indirect=True, ids=["sgd"])
 def test_floating_buffers_are_averaged_and_others_stay_local(pair):
     founder, second = pair
-    founder.ask("train", on=True)
     second.ask("set_buffers", floats=8.0, integers=9, flags=True)
     second.ask("until_averagings", 60, more=4)
     seen, own = second.ask("facts"), founder.ask("facts")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from average_child import BIG, WEIGHTS
-from swarm_process import PeerProcess, Peers, ask_all, wait_until
+from swarm_process import PeerProcess, Peers, answers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
 WHOLE_CHILD = Path(__file__).with_name("whole_child.py")
@@ -152,8 +152,13 @@ def kill_at_random_moments(folder: Path, count: int) -> list[dict]:
         fractions = [(slot + choose.random()) / count for slot in range(count)]
         choose.shuffle(fractions)
         for trial, fraction in enumerate(fractions):
+            if trial:  # the machine is not equally busy all the time
+                duration = swarm.measure(times=1)
             rank = 0 if trial == 0 else choose.randrange(4)
-            print(f"kill {trial}: peer {rank}{' (founder)' if trial == 0 else ''} at {fraction:.2f} of it", end="; ")
+            print(
+                f"kill {trial}: peer {rank}{' (founder)' if trial == 0 else ''} at {fraction:.2f} of {duration:.2f} s",
+                end="; ",
+            )
             figures = swarm.kill_during_averaging(rank, fraction * duration)
             returns = " ".join(f"{other}:{took:.2f}" for other, took in figures["returns"].items())
             outcomes = " ".join(f"{other}:{outcome}" for other, outcome in figures["outcomes"].items())
@@ -198,6 +203,50 @@ def test_killed_while_its_dataloader_workers_live(tmp_path):
         workers = victim.ask("hold_workers")
         figures = swarm.kill_during_averaging(2, 0.5 * duration)
         print(f"\nwith DataLoader workers: {figures}; workers {workers}")
+
+
+def test_killed_before_all_have_called(tmp_path):
+    """Some wait in the roll already when one dies; the last calls a moment later, when it has noticed. Six deaths."""
+    with Peers(tmp_path) as peers:
+        processes = [peers.start(CHILD) for _ in range(8)]
+        first = processes[0].ask("join", 120, run="skewed", peers=[], found=True)
+        joined = [first, *ask_all(processes[1:], "join", 120, run="skewed", peers=[first["address"]])]
+        for process, own in zip(processes, joined, strict=True):
+            process.peer_id = own["peer_id"]
+        ask_all(processes, "wait_peers", count=7)
+        call = {"shapes": [[1000]], "dtypes": ["float32"], "timeout_seconds": 30.0}
+        living = list(processes)
+        while len(living) > 2:
+            victim, *early, late = living
+            for rank, process in enumerate(early):
+                process.send("average_shaped", value=float(rank), **call)
+            moment = time.monotonic() + 0.1
+            while time.monotonic() < moment:
+                time.sleep(0.001)
+            killed_at = victim.kill(signal.SIGKILL)
+            late.ask("wait_gone", 10, peer_id=victim.peer_id)
+            late.send("average_shaped", value=float(len(early)), **call)
+            living.remove(victim)
+            replies = [process.receive(30) for process in [*early, late]]
+            took = [reply["received_at"] - killed_at for reply in replies]
+            outcomes = [reply.get("error", "result") for reply in replies]
+            print(f"\n{len(living)} survive: returned after s {[round(one, 2) for one in took]} with {outcomes}")
+            assert max(took) <= RETURN_SECONDS, (took, outcomes)
+            for process, reply in zip([*early, late], replies, strict=True):
+                if "error" in reply:
+                    assert "ShoalError" in reply["bases"], reply
+                else:
+                    ranks = [
+                        r for r, peer in enumerate([*early, late]) if peer.peer_id in reply["value"]["contributed"]
+                    ]
+                    assert reply["value"]["values"] == pytest.approx([sum(ranks) / len(ranks)])
+                    assert process.peer_id in reply["value"]["contributed"]
+            for process in living:
+                process.ask("wait_gone", 10, peer_id=victim.peer_id)
+            for rank, process in enumerate(living):
+                process.send("average_shaped", value=float(rank), **call)
+            for value in answers(living, 10):
+                assert value["values"] == pytest.approx([(len(living) - 1) / 2])
 
 
 @pytest.mark.timeout(120)

@@ -24,8 +24,11 @@ class Pair:
         self.peers.close()
         self.processes = [self.peers.start(CHILD) for _ in range(2)]
 
-    def train(self, scenario: str) -> tuple[dict, dict]:
-        """The facts of founder and visitor, after what holds for every scenario was asserted."""
+    def train(self, scenario: str, calls: int = 0) -> tuple[dict, dict]:
+        """The facts of founder and visitor, after what holds for every scenario was asserted.
+
+        `calls`: how often the visitor asks that the founder calls `average` together with it.
+        """
         if not self.processes:
             self.start()
         founder, visitor = self.processes
@@ -33,7 +36,11 @@ class Pair:
         self.runs += 1
         try:
             address = founder.ask("found", 90, scenario=scenario, run=run)
-            seen = visitor.ask("visit", 90, scenario=scenario, run=run, address=address)
+            visitor.send("visit", scenario=scenario, run=run, address=address)
+            for _ in range(calls):
+                assert visitor.receive(90)["reply"] == "call me"
+                founder.ask("average_metric", 20, value=1.0)
+            seen = visitor.answer(90)
             own = settled(founder)
             founder.ask("leave", 20)
         except (PeerFailed, PeerSilent):
@@ -48,9 +55,9 @@ class Pair:
         assert max(seen["tag"]) - min(seen["tag"]) < 1e-6, seen
         return own, seen
 
-    def train_and_mix(self, scenario: str) -> tuple[dict, dict]:
+    def train_and_mix(self, scenario: str, calls: int = 0) -> tuple[dict, dict]:
         """The same, when both peers weigh in: their tags met strictly between +1 and -1."""
-        own, seen = self.train(scenario)
+        own, seen = self.train(scenario, calls)
         assert -0.999 < seen["tag"][0] < 0.999, (own, seen)
         return own, seen
 
@@ -96,7 +103,7 @@ def test_parameter_groups_keep_their_options(pair):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("scenario", ["Compiled", "CompiledAfter"])
+@pytest.mark.parametrize("scenario", ["Compiled", "CompiledAfter", "CompiledBeside"])
 def test_a_compiled_model_computes_with_the_averaged_parameters(pair, scenario):
     _, seen = pair.train_and_mix(scenario)
     assert seen["graphs"] >= 1, "nothing was compiled"
@@ -158,6 +165,11 @@ def test_a_loop_that_pauses_averages_at_its_sync_points(pair):
     _, seen = pair.train("Paused")
     assert seen["during_pause"] >= 3
     assert seen["tag"][0] > -0.999, "the founder, who trained on, weighed in"
+
+
+def test_average_is_called_beside_the_averagings_of_the_background(pair):
+    for facts in pair.train_and_mix("Metrics", calls=3):
+        assert facts["means"] == [[2.0, 2]] * 3
 
 
 NOTEBOOK = """

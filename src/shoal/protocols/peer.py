@@ -18,7 +18,8 @@ from shoal.protocols.roll import RollBook
 class Peer:
     """One member of a run, in the world or on the wire.
 
-    `stir` is set whenever something happened that may make an averaging due; `hurry` asks for one at once.
+    `stir` is set whenever something happened that may make an averaging due. `leaving` asks the strategy for one last
+    averaging, at once, and then to end.
     """
 
     def __init__(self, host: Host, members: Membership, compute: Compute) -> None:
@@ -32,7 +33,7 @@ class Peer:
         self.donor = Donor(host, members, compute)
         self.history = History(host.log)
         self.stir = asyncio.Event()
-        self.hurry = False
+        self.leaving = False
         members.on_change.append(self.stir.set)
         self.rolls.on_invite.append(lambda series, number: self.stir.set())
 

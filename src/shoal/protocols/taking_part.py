@@ -66,7 +66,7 @@ async def take_part(
         try:
             await asyncio.wait([running, yielding], return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                running.result()
+                return running.result()
         finally:
             running.cancel()
             yielding.cancel()

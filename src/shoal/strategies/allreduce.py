@@ -53,15 +53,18 @@ class AllReduce:
         check_number("part_bytes", self.part_bytes, 1024, 4 << 20, whole=True)
 
     async def run(self, peer: Peer, replica: Replica) -> None:
-        """Average for ever; an averaging that fails is recorded, changes nothing, and is tried again soon."""
+        """Average until this peer leaves. What fails is recorded, changes nothing, and is tried again soon."""
         last_at, last_steps, failures = peer.clock.now(), replica.steps, 0
-        while True:
+        last = False
+        while not last:
             await self._due(peer, replica, last_at, last_steps)
-            started_at, hurried = peer.clock.now(), peer.hurry
+            started_at, last = peer.clock.now(), peer.leaving
             snapshot = await replica.snapshot()
             try:
                 outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
             except (NobodyThere, RoundError, TensorError) as error:
+                if last and isinstance(error, NobodyThere):
+                    return
                 peer.history.failed(error)
                 await _something_new(peer, min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
                 failures = min(failures + 1, 10)
@@ -69,14 +72,13 @@ class AllReduce:
                 stale_steps = await replica.offer(outcome.vectors, snapshot)
                 peer.history.averaged(outcome, stale_steps)
                 last_at, last_steps, failures = started_at, snapshot.steps, 0
-                peer.hurry = peer.hurry and not hurried
 
     async def _due(self, peer: Peer, replica: Replica, last_at: float, last_steps: int) -> None:
         """Return when an averaging is due: by time, by steps, by invitation, or because this peer is about to leave."""
-        while True:
+        while not peer.leaving:
             left = None
             if peer.members.others(TRAINING):
-                if peer.hurry or peer.rolls.invited_to(TRAIN):
+                if peer.rolls.invited_to(TRAIN):
                     return
                 if self.every_seconds is not None:
                     left = last_at + self.every_seconds - peer.clock.now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
@@ -12,7 +13,7 @@ from shoal.core.compute import ThreadCompute
 from shoal.core.errors import LeftError
 from shoal.core.events import Event
 from shoal.overlay.charter import Options
-from shoal.overlay.membership import JOINED, TRAINER, TRAINING
+from shoal.overlay.membership import JOINED, TRAINER
 from shoal.protocols.peer import Peer
 from shoal.training.network_thread import NetworkThread
 from shoal.training.presence import Presence
@@ -22,7 +23,7 @@ from shoal.training.thread_replica import ThreadReplica
 
 Result = TypeVar("Result")
 LEAVE_SECONDS = 2.5
-LAST_ROLL_SECONDS = 1.0
+LAST_ROLL_SECONDS, QUIET_SECONDS = 3.0, 0.1
 
 
 class Node:
@@ -70,17 +71,17 @@ class Node:
             figures |= {"steps": replica.steps, "step_seconds": replica.step_seconds, "progress": replica.progress}
         return figures
 
-    async def hurry(self) -> None:
-        """One more averaging, now, if there is anybody to average with; returns when it was applied or failed."""
+    async def say_farewell(self, taking_part: Future[None]) -> None:
+        """One last averaging, if anybody is there, and the end of the rolls that others wait for here."""
         peer = self.peer
-        seen = peer.history.applied_count, len(peer.history.failures)
-        peer.hurry = True
-        while peer.members.others(TRAINING) and seen == (peer.history.applied_count, len(peer.history.failures)):
-            peer.stir.set()
-            await peer.clock.sleep(0.01)
+        peer.leaving = True
+        peer.stir.set()
+        await asyncio.wrap_future(taking_part)
         peer.members.update(state=JOINED)  # nobody counts on this peer from now on
-        until = peer.clock.now() + LAST_ROLL_SECONDS
-        while peer.rolls.collecting() and peer.clock.now() < until:
+        quiet_since = started_at = peer.clock.now()
+        while (now := peer.clock.now()) < started_at + LAST_ROLL_SECONDS and now < quiet_since + QUIET_SECONDS:
+            if peer.rolls.collecting():
+                quiet_since = now
             await peer.clock.sleep(0.01)
 
     # -- from the user's thread

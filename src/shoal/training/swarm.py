@@ -239,9 +239,9 @@ class Swarm:
             return
         try:
             if last_averaging and self._taking_part is not None and self._node.alive:
-                hurried = self._node.submit(self._node.hurry())
-                self._mailbox.work_until(hurried, LAST_AVERAGING_SECONDS, lambda: None)
-                hurried.cancel()
+                farewell = self._node.submit(self._node.say_farewell(self._taking_part))
+                self._mailbox.work_until(farewell, LAST_AVERAGING_SECONDS, lambda: None)
+                farewell.cancel()
         finally:
             self._left = True
             atexit.unregister(self.leave)
