@@ -105,24 +105,24 @@ def test_it_says_which_address_is_reachable_from_where(bench: Bench) -> None:
     """Loopback serves this machine only; on every interface each address comes with its reach."""
     local = bench.shoal("run", "train.py", "--run", "birds", "--listen", "127.0.0.1:0")
     printed_command(local)
-    local.wait_line(r"(?im)^(?!.*shoal run).*127\.0\.0\.1:\d+.*\bthis (machine|computer)\b")
+    local.wait_line(r"(?im)^(?!.*(?:shoal run|{)).*127\.0\.0\.1:\d+.*\bthis (machine|computer)\b")
     every = bench.shoal("run", "train.py", "--run", "fish", "--listen", "0.0.0.0:0", machine="b")
     address = address_in(printed_command(every))
     endpoints = re.findall(r"[^,/@]+:\d+", address.split("@", 1)[1])
     assert endpoints
     assert not any(endpoint.startswith("0.0.0.0:") for endpoint in endpoints), "nobody can connect to 0.0.0.0"
     for endpoint in endpoints:
-        line = every.wait_line(rf"(?m)^(?!.*shoal run).*(?<![\d.]){re.escape(endpoint)}\b.*$")[0]
+        line = every.wait_line(r"(?m)^(?!.*(?:shoal run|{))" + rf".*(?<![\d.]){re.escape(endpoint)}\b.*$")[0]
         assert re.search(r"(?i)machine|computer|network|internet|LAN", line), line
 
 
 def test_it_says_that_nobody_has_connected_yet(bench: Bench) -> None:
     command = bench.shoal("run", "train.py", "--run", "birds", "--listen", "127.0.0.1:0", SHOAL_ALONE_SECONDS="1")
-    printed_command(command)
+    address = address_in(printed_command(command))
     told = command.wait_line(NOBODY, 10)[0]
     assert "Traceback" not in told
     command.wait_said(lambda one: one.get("step", 0) >= 5)
-    second = bench.shoal("run", "train.py", "--join", address_in(command.output), machine="b")
+    second = bench.shoal("run", "train.py", "--join", address, machine="b")
     second.wait_said(lambda one: one.get("averagings", 0) >= 1)
     command.wait_said(lambda one: one.get("averagings", 0) >= 1)
 

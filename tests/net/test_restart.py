@@ -114,6 +114,27 @@ def test_restarted_empty_with_its_state_folder(peers: Peers) -> None:
     assert secrets == {pair.founder_address.rsplit("/", 1)[1]}, "the run keeps its secret"
 
 
+def test_founder_killed_right_after_the_newcomers_first_averaging(peers: Peers) -> None:
+    """The other peer is remembered from the moment it is there, not some time later."""
+    for index in range(2):
+        folder = peers.folder / f"run{index}"
+        founder, again = (peers.start(PEER, name="founder", folder=folder) for _ in range(2))
+        joiner = peers.start(PEER, name=f"joiner{index}")
+        for process in (founder, again, joiner):
+            process.ask("ping")
+        address = founder.ask("join")["address"]
+        founder.ask("attach", start=TRAINED)
+        founder.ask("train")
+        joiner.ask("join", peers=[address])
+        joiner.ask("attach", start=UNTRAINED)
+        joiner.ask("train")
+        wait_until(lambda one=joiner: one.ask("report")["averagings"] >= 1, 15, "they averaged")
+        founder.kill(signal.SIGKILL)
+        founder.wait()
+        again.ask("join")
+        assert again.ask("attach", 30, start=UNTRAINED)["high"] == pytest.approx(TRAINED, abs=1e-4)
+
+
 def test_founder_whose_state_folder_was_lost_yields_to_the_older_run(peers: Peers) -> None:
     """It knows nobody and founds a run; the older one finds it at the old port, and it takes over the trained state."""
     pair = Pair(peers, {"secret": "hunter2-hunter2", "listen": f"127.0.0.1:{free_port()}"})
