@@ -67,7 +67,14 @@ def press(command: Command, way: str) -> None:
             command.interrupt_terminal()
 
 
-@pytest.mark.parametrize("way", ["terminal", "only the parent", pytest.param("twice", marks=pytest.mark.acceptance)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "terminal",
+        pytest.param("only the parent", marks=pytest.mark.acceptance),
+        pytest.param("twice", marks=pytest.mark.acceptance),
+    ],
+)
 def test_ctrl_c_on_shoal_run_ends_all_its_peers(bench: Bench, way: str) -> None:
     count = 3 if way == "terminal" else 2
     command = bench.shoal("run", "train.py", "--run", "birds", "--listen", "127.0.0.1:0", "--peers", str(count))
@@ -81,6 +88,7 @@ def test_ctrl_c_on_shoal_run_ends_all_its_peers(bench: Bench, way: str) -> None:
     assert_quiet(command.output)
 
 
+@pytest.mark.acceptance
 def test_ctrl_c_on_one_shoal_run_leaves_the_others_training(bench: Bench) -> None:
     stays = bench.shoal("run", "train.py", "--run", "birds", "--listen", "127.0.0.1:0")
     address = stays.wait_said(lambda one: "address" in one)["address"]
