@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from swarm_process import ROOT
+from swarm_process import HERE, ROOT
 
 MARK = "SHOAL_TEST_MARK"
 TRAINING_SCRIPT = """
@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 import shoal
+from driven_peer import Descent
 
 torch.set_num_threads(1)
 options = dict(word.split("=", 1) for word in sys.argv[1:])
@@ -55,9 +56,12 @@ def claim(name):
 say(joining=os.getpid())
 swarm = shoal.join(strategy=shoal.AllReduce(every_seconds=0.3))
 say(address=swarm.address, peer=swarm.peer_id)
+while mode == "late" and not (folder / "attach").exists():
+    time.sleep(0.02)
 model = torch.nn.Linear(8, 1)
 torch.nn.init.constant_(model.weight, float(options.get("start", 0)))
-optimizer = torch.optim.SGD(model.parameters(), lr=float(options.get("lr", 0.01)))
+optimizer = Descent(model.parameters(), lr=float(options.get("lr", 0.01)))
+say(attaching=True)
 model, optimizer = swarm.attach(model, optimizer, batch_size=4)
 say(attached=True, peer=swarm.peer_id, weight=model.weight[0, 0].item())
 
@@ -76,14 +80,14 @@ def train():
             report = swarm.report()
             say(step=step, peer=swarm.peer_id, averagings=report.averagings, peers=len(swarm.peers()),
                 weight=model.weight[0, 0].item(),
-                events=[[event.kind, event.peer_id, event.reason] for event in report.events])
+                left=[event.peer_id for event in report.events if event.kind == "left"])
         if mode == "one fails" and (folder / "fail").exists() and claim("failed"):
             say(failing=swarm.peer_id)
             sys.exit(7)
         time.sleep(0.02)
 
 
-if mode in ("with", "stubborn", "one fails"):
+if mode in ("with", "stubborn", "one fails", "late"):
     with swarm:
         train()
 else:
@@ -239,7 +243,7 @@ class Bench:
             "PATH": f"{self.programs}{os.pathsep}{env.get('PATH', '')}",
             "SHOAL_STATE": str(state),
             "SHOAL_LISTEN": "127.0.0.1:0",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), env.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), str(HERE), env.get("PYTHONPATH")])),
             "TEST_FOLDER": str(self.folder),
             "OMP_NUM_THREADS": "1",
         }

@@ -8,6 +8,7 @@ every parameter, so a state put together from two moments is seen at once.
 import contextlib
 import hashlib
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -23,6 +24,22 @@ from swarm_process import error_fields, next_command, reply
 import shoal
 
 torch.set_num_threads(1)
+
+
+class Descent(torch.optim.Optimizer):
+    """Plain gradient descent, without the second of imports (for torch.compile) that torch's own begin with."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
 
 
 @contextlib.contextmanager
@@ -45,34 +62,46 @@ class Peer:
         self.model = None
         self.optimizer = None
         self.training = False
+        self.resting = False
         self.pause_seconds = 0.02
         self.steps = 0
         self.seen = []
 
     def ping(self):
+        """Imports are done when this answers."""
         return os.getpid()
 
-    def join(self, run="birds", every_seconds=0.3, protocol_version=None, listen="127.0.0.1:0", **options):
-        if every_seconds is not None:
-            options["strategy"] = shoal.AllReduce(every_seconds=every_seconds)
+    def join(
+        self,
+        run="birds",
+        every_seconds=0.3,
+        every_steps=None,
+        protocol_version=None,
+        listen="127.0.0.1:0",
+        **options,
+    ):
+        if every_seconds is not None or every_steps is not None:
+            options["strategy"] = shoal.AllReduce(every_seconds=every_seconds, every_steps=every_steps)
         with speaking(protocol_version):
             self.swarm = shoal.join(run, listen=listen, on_event=self.seen.append, **options)
         return {"address": self.swarm.address, "peer_id": self.swarm.peer_id}
 
-    def attach(self, start=0.0, lr=0.0, layers=(8, 1), bias=True):
+    def attach(self, start=0.0, lr=0.0, layers=(8, 1), bias=True, rests=True):
+        """Attach such a model. Until it trains it rests (offers safe points, no steps), or is as good as hung."""
         self.model = torch.nn.Sequential(*(torch.nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(layers)))
         for parameter in self.model.parameters():
             torch.nn.init.constant_(parameter, start)
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+        optimizer = Descent(self.model.parameters(), lr=lr)
         self.model, self.optimizer = self.swarm.attach(self.model, optimizer, batch_size=4)
+        self.resting = rests
         return self.values()
 
     def train(self, pause_seconds=0.02):
         self.training, self.pause_seconds = True, pause_seconds
 
-    def pause(self):
-        self.training = False
-        self.swarm.sync_point()
+    def rest(self):
+        """No more steps, but safe points."""
+        self.training, self.resting = False, True
 
     def step(self):
         for parameter in self.model.parameters():
@@ -140,23 +169,35 @@ class Peer:
     def threads(self):
         return sorted(thread.name for thread in threading.enumerate())
 
+    def set_constant(self, module, name, value):
+        """Shorten a wait of the library in this process."""
+        found = importlib.import_module(module)
+        assert type(getattr(found, name)) is type(value)
+        setattr(found, name, value)
+
     def forget(self):
         """Go on as if on another machine: a fresh state folder."""
         os.environ["SHOAL_STATE"] = tempfile.mkdtemp(prefix="state-", dir=os.getcwd())
         return os.environ["SHOAL_STATE"]
 
     def leave(self):
-        self.training = False
+        self.training = self.resting = False
         self.seen.clear()
         if self.swarm is not None:
             self.swarm.leave()
 
     def serve(self):
-        """Answer commands; train between them when told to."""
+        """Answer commands, and train or rest between them, at a pace that no command disturbs."""
+        due = 0.0
         while True:
-            command = next_command(self.pause_seconds if self.training else None)
+            if not (self.training or self.resting):
+                command = next_command()
+            else:
+                command = next_command(max(0.0, due - time.monotonic()))
+                if time.monotonic() >= due:
+                    self.step() if self.training else self.swarm.sync_point()
+                    due = time.monotonic() + self.pause_seconds
             if command is None:
-                self.step()
                 continue
             name = command["command"]
             started = time.monotonic()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 PEER = HERE / "driven_peer.py"
 LARGE = [2000, 2500, 2000]  # 10 004 500 parameters, 40 MB
+EVERY = {"every_seconds": None, "every_steps": 5}
 LARGE_BYTES = 4 * (2000 * 2500 + 2500 + 2500 * 2000 + 2000)
 
 
@@ -26,37 +27,31 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
 def donors_that_averaged(peers: Peers, count: int) -> tuple[list[PeerProcess], str]:
     """`count` peers with one model of 40 MB that have averaged, at rest; and the first one's address."""
     donors = [peers.start(PEER, name=f"donor{index}") for index in range(count)]
-    address = donors[0].ask("join", every_seconds=0.5)["address"]
+    address = donors[0].ask("join", **EVERY)["address"]
     donors[0].ask("attach", layers=LARGE, start=1.0)
     donors[0].ask("scatter", seed=1)
     for donor in donors[1:]:
-        donor.ask("join", peers=[address], every_seconds=0.5)
+        donor.ask("join", peers=[address], **EVERY)
         donor.ask("attach", layers=LARGE, start=2.0)
     ask_all(donors, "train", pause_seconds=0.1)
     for donor in donors:
         wait_until(lambda one=donor: count == 1 or one.ask("report")["averagings"] >= 1, 30, "the donors averaged")
-    ask_all(donors, "pause")
-    ask_all(donors, "pause")
+    ask_all(donors, "rest")
     return donors, address
 
 
-def test_a_newcomer_holds_a_donors_snapshot(peers: Peers) -> None:
-    donors, address = donors_that_averaged(peers, 3)
-    newcomer = peers.start(PEER, name="newcomer")
-    newcomer.ask("join", peers=[address], every_seconds=0.5)
-    held = newcomer.ask("attach", layers=LARGE, start=3.0)
-    assert held["digest"] in {donor["digest"] for donor in ask_all(donors, "values")}
-    (event,) = newcomer.ask("events", kind="downloaded")
-    assert event["reason"]
-    received = newcomer.ask("report")["bytes_received"]
-    assert LARGE_BYTES <= received <= 1.1 * LARGE_BYTES, "the state travels once"
-
-
-def test_a_donor_killed_in_mid_download(peers: Peers, tmp_path: Path) -> None:
+def test_a_newcomer_takes_a_donors_state_also_when_one_is_killed_in_mid_download(peers: Peers, tmp_path: Path) -> None:
     donors, address = donors_that_averaged(peers, 3)
     expected = {donor["digest"] for donor in ask_all(donors, "values")}
+    undisturbed = peers.start(PEER, name="undisturbed")
+    undisturbed.ask("join", peers=[address], **EVERY)
+    assert undisturbed.ask("attach", layers=LARGE, start=3.0)["digest"] in expected
+    assert LARGE_BYTES <= undisturbed.ask("report")["bytes_received"] <= 1.1 * LARGE_BYTES, "the state travels once"
+    undisturbed.ask("leave")
+    wait_until(lambda: len(donors[0].ask("peers")) == 2, 5, "only the three are left")
+
     newcomer = peers.start(PEER, name="newcomer")
-    newcomer.ask("join", peers=[address], every_seconds=0.5)
+    newcomer.ask("join", peers=[address], **EVERY)
     sent_before = [report["bytes_sent"] for report in ask_all(donors, "report")]
     ask_all(donors, "die_after_sending", n_bytes=LARGE_BYTES // 4, claim=str(tmp_path / "claim"))
     held = newcomer.ask("attach", 30, layers=LARGE, start=3.0)
@@ -82,7 +77,8 @@ def test_the_last_donor_killed_in_mid_download(peers: Peers, tmp_path: Path) -> 
     """Nobody is left to finish from: a typed error, and the newcomer's model as it was."""
     (donor,), address = donors_that_averaged(peers, 1)
     newcomer = peers.start(PEER, name="newcomer")
-    newcomer.ask("join", peers=[address], every_seconds=0.5)
+    newcomer.ask("set_constant", module="shoal.protocols.taking_part", name="GIVE_UP_SECONDS", value=2.0)
+    newcomer.ask("join", peers=[address], **EVERY)
     donor.ask("die_after_sending", n_bytes=LARGE_BYTES // 4, claim=str(tmp_path / "claim"))
     with pytest.raises(PeerFailed) as failed:
         newcomer.ask("attach", 40, layers=LARGE, start=3.0)

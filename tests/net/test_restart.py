@@ -37,8 +37,10 @@ class Pair:
     def __init__(self, peers: Peers, founder: dict[str, Any]) -> None:
         self.peers = peers
         self.starts = 0
+        self.waiting: dict[str, PeerProcess] = {}
         self.commands = {"founder": founder}
         self.processes: dict[str, PeerProcess] = {}
+        self.prepare("joiner")
         address = self.start("founder")["address"]
         self.founder_address = address
         given = {"secret": founder["secret"]} if "secret" in founder else {}
@@ -53,9 +55,14 @@ class Pair:
     def other(self, name: str) -> PeerProcess:
         return self["joiner" if name == "founder" else "founder"]
 
+    def prepare(self, name: str) -> None:
+        """Begin to start its next process, which waits for `start`."""
+        self.waiting[name] = self.peers.start(PEER, name=name, folder=self.peers.folder / name)
+
     def start(self, name: str) -> dict[str, Any]:
-        folder = self.peers.folder / name
-        self.processes[name] = self.peers.start(PEER, name=name, folder=folder)
+        if name not in self.waiting:
+            self.prepare(name)
+        self.processes[name] = self.waiting.pop(name)
         return self[name].ask("join", **self.commands[name])
 
     def restart(self, name: str) -> dict[str, Any]:
@@ -90,31 +97,57 @@ class Pair:
             self.assert_trained(name)
 
 
-@pytest.mark.parametrize("who", ["founder", "joiner", "by turns"])
-def test_restarted_empty_with_its_state_folder(peers: Peers, who: str) -> None:
+def test_restarted_empty_with_its_state_folder(peers: Peers) -> None:
     pair = Pair(peers, {})
-    pair.assert_one_run()
-    for turn in range(RESTARTS):
-        name = who if who != "by turns" else ("joiner", "founder")[turn % 2]
-        pair.end(name, politely=turn == 1)
+    for turn, name in enumerate(("founder", "founder", "joiner", "founder", "joiner", "joiner")):
+        pair.prepare(name)
+        pair.assert_one_run()
+        pair.end(name, politely=turn in (1, 4))
         pair.assert_trained("joiner" if name == "founder" else "founder")
         pair.restart(name)
         pair.assert_trained(name)
-        pair.assert_one_run()
+    pair.assert_one_run()
+    files = [path for path in peers.folder.glob("*/state/**/*") if path.is_file()]
+    assert len(files) >= 2
+    assert [path for path in files if path.stat().st_mode & 0o077] == [], "only its owner may read a secret"
+    secrets = {pair[name].ask("address").rsplit("/", 1)[1] for name in ("founder", "joiner")}
+    assert secrets == {pair.founder_address.rsplit("/", 1)[1]}, "the run keeps its secret"
+
+
+def test_founder_killed_right_after_the_newcomers_first_averaging(peers: Peers) -> None:
+    """The other peer is remembered from the moment it is there, not some time later."""
+    for index in range(2):
+        folder = peers.folder / f"run{index}"
+        founder, again = (peers.start(PEER, name="founder", folder=folder) for _ in range(2))
+        joiner = peers.start(PEER, name=f"joiner{index}")
+        for process in (founder, again, joiner):
+            process.ask("ping")
+        address = founder.ask("join")["address"]
+        founder.ask("attach", start=TRAINED)
+        founder.ask("train")
+        joiner.ask("join", peers=[address])
+        joiner.ask("attach", start=UNTRAINED)
+        joiner.ask("train")
+        wait_until(lambda one=joiner: one.ask("report")["averagings"] >= 1, 15, "they averaged")
+        founder.kill(signal.SIGKILL)
+        founder.wait()
+        again.ask("join")
+        assert again.ask("attach", 30, start=UNTRAINED)["high"] == pytest.approx(TRAINED, abs=1e-4)
 
 
 def test_founder_whose_state_folder_was_lost_yields_to_the_older_run(peers: Peers) -> None:
     """It knows nobody and founds a run; the older one finds it at the old port, and it takes over the trained state."""
-    pair = Pair(peers, {"secret": "hunter2", "listen": f"127.0.0.1:{free_port()}"})
-    pair.assert_one_run()
+    pair = Pair(peers, {"secret": "hunter2-hunter2", "listen": f"127.0.0.1:{free_port()}"})
     for _ in range(RESTARTS):
+        pair.prepare("founder")
+        pair.assert_one_run()
         pair.end("founder", politely=False)
         for path in sorted((peers.folder / "founder" / "state").rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         pair.restart("founder")
         wait_until(lambda: took_over(pair), 15, "the empty founder holds the trained state")
         pair.assert_trained("joiner")
-        pair.assert_one_run()
+    pair.assert_one_run()
 
 
 def took_over(pair: Pair) -> bool:
@@ -122,19 +155,3 @@ def took_over(pair: Pair) -> bool:
     values = pair["founder"].ask("values")
     assert {values["low"], values["high"]} <= {values["low"]}, "a state is taken over whole"
     return abs(values["low"] - TRAINED) < 1e-4
-
-
-def test_state_folder_is_private_and_holds_port_and_peers(peers: Peers) -> None:
-    """The restarted founder listens where it did, so that the address it once gave away stays good."""
-    pair = Pair(peers, {})
-    pair.end("founder", politely=False)
-    files = [path for path in (peers.folder / "founder" / "state").rglob("*") if path.is_file()]
-    assert files
-    assert [path for path in files if path.stat().st_mode & 0o077] == [], "only its owner may read a secret"
-    again = pair.restart("founder")
-    assert endpoints(again["address"]) == endpoints(pair.founder_address)
-    assert again["address"].rsplit("/", 1)[1] == pair.founder_address.rsplit("/", 1)[1], "the run keeps its secret"
-
-
-def endpoints(address: str) -> str:
-    return address.split("@")[1].split("/")[0]
