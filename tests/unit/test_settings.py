@@ -91,8 +91,8 @@ def test_an_address_tells_the_runs_name() -> None:
             "peers",
             "addresses of one run: these have different secrets",
         ),
-        ({"secret": "short"}, "secret", "8 to 100 characters"),
-        ({"secret": ""}, "secret", "8 to 100 characters"),
+        ({"secret": "short"}, "secret", "8 to 200 printable characters"),
+        ({"secret": ""}, "secret", "8 to 200 printable characters"),
         ({"listen": "4711"}, "listen", "HOST:PORT, with port 0 for any free one"),
         ({"listen": ""}, "listen", "HOST:PORT, with port 0 for any free one"),
         ({"listen": "h:65536"}, "listen", "the port must be a number from 0 to 65535"),
@@ -152,6 +152,14 @@ def test_without_a_port_the_remembered_one_comes_first_then_the_runs_own_and_the
     assert read().listen_candidates(12345) == [Endpoint("0.0.0.0", 12345), *own]
 
 
+def test_any_free_port_is_at_best_the_one_of_the_last_time() -> None:
+    assert read(listen="127.0.0.1:0").listen_candidates(None) == [Endpoint("127.0.0.1", 0)]
+    assert read(listen="127.0.0.1:0").listen_candidates(12345) == [
+        Endpoint("127.0.0.1", 12345),
+        Endpoint("127.0.0.1", 0),
+    ]
+
+
 def test_a_given_port_is_the_only_one() -> None:
-    assert read(listen="127.0.0.1:0").listen_candidates(12345) == [Endpoint("127.0.0.1", 0)]
+    assert read(listen="127.0.0.1:99").listen_candidates(12345) == [Endpoint("127.0.0.1", 99)]
     assert read(listen="::1:99").listen_candidates(None) == [Endpoint("::1", 99)]

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from shoal.core.address import check_run, check_secret, parse_address
+from shoal.core.address import check_run, check_secret, parse_address, parse_endpoint
 from shoal.core.errors import IdentityInUse
 from shoal.net.identity import identity_file
 from shoal.training.announce import say
@@ -47,12 +47,15 @@ class Launch:
         run = check_run(run or run_in_addresses([parse_address(address) for address in join]) or script.stem)
         if secret is not None:
             check_secret(secret)
+        if listen is not None:
+            parse_endpoint(listen, lowest_port=0)
         self._script, self._args, self._peers = script, args, peers
         self._folder = RunFolder(run)
         self._settings = {
             "SHOAL_RUN": run, "SHOAL_JOIN": " ".join(join), "SHOAL_SECRET": secret or "", "SHOAL_LISTEN": listen or "",
         }  # fmt: skip
         self._children: list[subprocess.Popen[bytes]] = []
+        self._identities: list[Path] = []
         self._readers: list[threading.Thread] = []
         self._happened: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._stopped_by: int | None = None
@@ -126,7 +129,6 @@ class Launch:
 
     def _free_identity(self, slot: int) -> Path:
         """The identity this machine keeps for its first, second, ... local peer; those in use are passed over."""
-        taken = {child.args[-1] for child in self._children if isinstance(child.args, list)}
         number = slot
         while True:
             path = self._folder.path / f"identity-{number}"
@@ -136,8 +138,10 @@ class Launch:
             except IdentityInUse:
                 number += 1
                 continue
-            if str(path) not in taken:
+            if path not in self._identities:
+                self._identities.append(path)
                 return path
+            number += 1
 
     # -- ending
 

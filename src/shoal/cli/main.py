@@ -14,7 +14,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train one PyTorch model on many unequal, unreliable machines, with no coordinator.\n\nExample:  shoal demo",
+    help="Train one PyTorch model on many unequal, unreliable machines, with no coordinator.\n\n"
+    "Examples:  shoal demo\n\n           shoal run train.py --run birds",
 )
 
 Join = Annotated[list[str] | None, typer.Option("--join", metavar="ADDRESS", help="A peer that is already there.")]
@@ -29,9 +30,12 @@ Figures = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Wr
 @app.command()
 def run(
     script: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A training script that calls shoal.join().")
+        Path,
+        typer.Argument(
+            metavar="SCRIPT", exists=True, dir_okay=False, help="A training script that calls shoal.join()."
+        ),
     ],
-    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script, after --.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Arguments of the script.")] = None,
     run: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the address's, or the script's.")] = None,
     join: Join = None,
     secret: Secret = None,

@@ -5,6 +5,8 @@ python -m shoal.cli.script SCRIPT ARGS...
 
 from __future__ import annotations
 
+import atexit
+import os
 import runpy
 import signal
 import sys
@@ -20,7 +22,10 @@ def main() -> int:
         runpy.run_path(script, run_name="__main__")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the goodbye
-        return 130
+        atexit._run_exitfuncs()  # says goodbye where the script did not
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # tearing torch down takes longer than a person who pressed Ctrl-C waits
     return 0
 
 

@@ -47,9 +47,7 @@ async def enter(
         return
     if named:
         wanted = {str(address): reasons.get(str(address), "no answer") for address in (*named, *remembered)}
-        raise JoinError(
-            f"no peer of run {run!r} could be joined within {timeout_seconds:g} s", _without_secrets(wanted)
-        )
+        raise JoinError(f"no peer of run {run!r} could be joined", _without_secrets(wanted))
     members.charter = Charter(
         run=run,
         charter_id=members.host.random.randbytes(16).hex(),

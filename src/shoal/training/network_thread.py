@@ -54,8 +54,13 @@ class NetworkThread:
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:
+            self._task = runner.get_loop().create_task(self._main)
             self._loop_ready.set_result(runner.get_loop())
-            runner.run(self._main)
+            runner.get_loop().run_until_complete(self._task)
+
+    def cancel(self) -> None:
+        """On the loop: end the main coroutine wherever it is."""
+        self._task.cancel()
 
     @property
     def alive(self) -> bool:

@@ -30,14 +30,14 @@ class Node:
     """Starts the network thread and enters the run; returns from its constructor when that is done, or raises."""
 
     peer: Peer
-    presence: Presence
 
     def __init__(self, settings: Settings, strategy: Options | None, on_event: Callable[[Event], None] | None) -> None:
         self.settings = settings
         self._replica: ThreadReplica | None = None
         self._entered: Future[None] = Future()
         self._joined_at = time.monotonic()
-        self._thread = NetworkThread(self._live(strategy, on_event), f"shoal {settings.run}")
+        self.presence = Presence(settings, TRAINER, strategy, on_event)
+        self._thread = NetworkThread(self._live(), f"shoal {settings.run}")
         try:
             self._entered.result()
         except BaseException:
@@ -46,9 +46,8 @@ class Node:
 
     # -- on the network thread
 
-    async def _live(self, strategy: Options | None, on_event: Callable[[Event], None] | None) -> None:
+    async def _live(self) -> None:
         try:
-            self.presence = Presence(self.settings, TRAINER, strategy, on_event)
             with ThreadPoolExecutor(1, thread_name_prefix="shoal work") as executor:
                 compute = ThreadCompute(executor)
                 await self.presence.live(lambda: self._prepare(compute), lambda: self._entered.set_result(None))
@@ -121,10 +120,10 @@ class Node:
         self._replica = None
 
     def stop(self) -> None:
-        """Say goodbye and end the thread."""
+        """Say goodbye and end the thread; an entry that is still under way is given up."""
         if self.alive:
             with contextlib.suppress(RuntimeError):  # the loop closed this very moment
-                self.call_soon(self.presence.stop.set)
+                self.call_soon(self.presence.stop.set if self._entered.done() else self._thread.cancel)
         self._thread.join(LEAVE_SECONDS)
 
     def report(self, replica: ThreadReplica | None) -> Report:

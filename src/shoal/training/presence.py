@@ -27,7 +27,6 @@ from shoal.training.settings import Settings
 from shoal.training.state_folder import RunFolder
 
 SECRET_BYTES = 16
-REMEMBER_SECONDS = 0.5
 
 
 class Presence:
@@ -115,11 +114,14 @@ class Presence:
             say(f"nobody has connected yet, after {alone_seconds():g} s. Does a firewall close this port?")
 
     async def _keep_remembering(self) -> None:
+        """At once whenever somebody comes: this peer may be killed the next moment, and must find them again."""
         changed = asyncio.Event()
         self.members.on_change.append(changed.set)
+        written: dict[str, list[str]] | None = None
         while True:
             changed.clear()
             peers = {record.peer_id: record.endpoints for record in self.members.members.values()}
-            self._folder.remember(self._secret, self.host.endpoints[0].port, peers)
-            await self.host.clock.sleep(REMEMBER_SECONDS)
+            if peers != written:
+                self._folder.remember(self._secret, self.host.endpoints[0].port, peers)
+                written = peers
             await changed.wait()

@@ -32,8 +32,10 @@ class Settings:
 
     def listen_candidates(self, remembered_port: int | None) -> list[Endpoint]:
         """Where to listen, best first."""
-        if self.port is not None:
+        if self.port:
             return [Endpoint(self.host, self.port)]
+        if self.port == 0:
+            return [Endpoint(self.host, port) for port in (remembered_port, 0) if port is not None]
         first = default_port(self.run)
         ports = [first + offset for offset in range(PORTS_TO_TRY)]
         if remembered_port:

@@ -102,6 +102,7 @@ class ThreadReplica:
         self._counted: float | None = None
         self._last_step_at: float | None = None
         self._notice: tuple[int, Callable[[], None], asyncio.AbstractEventLoop] | None = None
+        self._untouched: State | None = self._take_state()  # until the first step: it can be given without a safe point
 
     @property
     def progress(self) -> int:
@@ -117,6 +118,7 @@ class ThreadReplica:
         """After each optimizer step: count it, then a safe point."""
         now = time.monotonic()
         self.steps += 1
+        self._untouched = None
         self._samples += self._counted if self._counted is not None else (self._batch_size or 1)
         self._counted = None
         self._mailbox.work()
@@ -142,6 +144,8 @@ class ThreadReplica:
         return await self._mailbox.ask(lambda: self._apply(average, snapshot))
 
     async def state(self) -> State:
+        if (untouched := self._untouched) is not None:
+            return untouched
         return await self._mailbox.ask(self._take_state)
 
     async def install(self, state: State) -> None:
@@ -185,6 +189,7 @@ class ThreadReplica:
         self._inherited_steps = state.progress - self.steps
         self._samples_averaged = self._samples
         self.last_average = None
+        self._untouched = state if self._untouched is not None else None
 
     def _install_optimizer(self, state: State) -> None:
         restored: dict[str, dict[str, Any]] = {name: {} for name in self._attached.parameters}
