@@ -35,7 +35,7 @@ def run(
             metavar="SCRIPT", exists=True, dir_okay=False, help="A training script that calls shoal.join()."
         ),
     ],
-    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Arguments of the script.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, after --.")] = None,
     run: Annotated[str | None, typer.Option(metavar="NAME", help="Default: the address's, or the script's.")] = None,
     join: Join = None,
     secret: Secret = None,

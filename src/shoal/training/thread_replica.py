@@ -24,6 +24,8 @@ from shoal.training.schema import attached, check_unchanged
 
 Result = TypeVar("Result")
 STEP_SMOOTHING = 0.2
+FIRST_STEP_SECONDS = 2.0
+"""How long a state is waited for before the first step; then the one of `attach` is given."""
 
 
 class Mailbox:
@@ -145,7 +147,11 @@ class ThreadReplica:
 
     async def state(self) -> State:
         if (untouched := self._untouched) is not None:
-            return untouched
+            try:
+                async with asyncio.timeout(FIRST_STEP_SECONDS):
+                    return await self._mailbox.ask(self._take_state)
+            except TimeoutError:
+                return untouched
         return await self._mailbox.ask(self._take_state)
 
     async def install(self, state: State) -> None:
