@@ -24,6 +24,7 @@ STATUS_SECONDS = 1.0
 REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Pauses before a lost peer is dialled again; the last one repeats until FORGET_SECONDS have passed."""
 FORGET_SECONDS = 600.0
+FINAL_REFUSALS = ("credentials", "version", "self")
 CALL_SECONDS = 5.0
 MAX_ACQUAINTANCES = 1000
 TRAINER, SEED = "trainer", "seed"
@@ -263,7 +264,10 @@ class Membership:
                 try:
                     await self.meet(places, None)
                     return
-                except (PeerLost, RefusedError):
+                except RefusedError as error:
+                    if error.code in FINAL_REFUSALS:
+                        return  # somebody else listens there now
+                except PeerLost:
                     continue
         except ShoalError as error:
             self.host.log.add("refused", str(error), peer_id)
