@@ -193,6 +193,24 @@ def test_killed_at_20_random_moments(tmp_path):
     )
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
+def test_stopped_in_mid_averaging(tmp_path):
+    """As a machine that falls asleep: its connections stay open, and nothing comes."""
+    with Peers(tmp_path) as peers:
+        swarm = Swarm(peers, "stop")
+        duration = swarm.measure()
+        started_at = swarm.start_averaging()
+        while time.monotonic() < started_at + duration / 3:
+            time.sleep(0.0005)
+        stopped_at = swarm.members[3].kill(signal.SIGSTOP)
+        replies = {rank: swarm.members[rank].receive(40) for rank in range(3)}
+        took = {rank: reply["received_at"] - stopped_at for rank, reply in replies.items()}
+        print(f"survivors returned after {took}")
+        assert max(took.values()) <= RETURN_SECONDS, replies
+        facts = swarm.check([0, 1, 2], [[0, 1, 2, 3], [0, 1, 2]])
+        assert all(fact["untouched"] and not fact.get("strange") for fact in facts.values()), facts
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="DataLoader workers fork on POSIX only")
 def test_killed_while_its_dataloader_workers_live(tmp_path):
     """Forked workers hold copies of the sockets; unless they close them the death would be hidden until they end."""

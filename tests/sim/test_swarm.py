@@ -11,8 +11,10 @@ from random import Random
 import pytest
 import torch
 
-from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch
+from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch, RoundError
 from shoal.planning.shares import shares_by_bandwidth
+from shoal.protocols.butterfly import Outcome
+from shoal.protocols.roll import CALL
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce
 
@@ -25,10 +27,10 @@ def replica(value: float = 0.0, drift: float = 1.0, step_seconds: float = 0.1, s
     return VirtualReplica(torch.full((size,), value), drift=drift, step_seconds=step_seconds)
 
 
-async def pair(world: World) -> tuple[SimPeer, SimPeer]:
-    founder = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK))
+async def pair(world: World, size: int = 1000) -> tuple[SimPeer, SimPeer]:
+    founder = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK, size=size))
     await founder.attached.wait()
-    other = await world.start("b", peers=[founder.address], replica=replica())
+    other = await world.start("b", peers=[founder.address], replica=replica(size=size))
     await other.attached.wait()
     return founder, other
 
@@ -165,6 +167,71 @@ def test_a_founder_that_lost_its_memory_yields_to_its_old_run() -> None:
         assert fresh.peer.history.applied_count >= 1
 
     World(seed=5).run(scenario)
+
+
+def test_a_restarted_founder_that_first_meets_a_peer_without_a_state_founds_nothing() -> None:
+    """It kept its identity, and its run's charter names it as the founder: yet its state is gone, and it catches up."""
+
+    async def scenario(world: World) -> None:
+        key = world.random.randbytes(32)
+        a = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK), key=key)
+        await a.attached.wait()
+        b = await world.start("b", peers=[a.address], replica=replica())
+        idle = await world.start("idle", peers=[a.address])
+        await asyncio.sleep(10)
+        await a.crash()
+        await asyncio.sleep(0.5)
+        fresh = await world.start("a", remembered=[idle.address], strategy=EVERY_SECOND, replica=replica(-1.0), key=key)
+        await fresh.attached.wait()
+        await asyncio.sleep(5)
+        assert min(float(peer.replica.tensors[0].min()) for peer in (fresh, b)) > MARK
+        assert fresh.peer.history.applied_count >= 2
+
+    World(seed=9).run(scenario)
+
+
+def test_a_peer_that_yields_to_a_run_which_then_dies_goes_on_with_its_own() -> None:
+    async def scenario(world: World) -> None:
+        a, b = await pair(world, size=100_000)
+        await asyncio.sleep(10)
+        await a.crash()
+        fresh = await world.start("a", strategy=EVERY_SECOND, replica=replica(size=100_000))
+        await fresh.attached.wait()
+        yielded = asyncio.Event()
+        fresh.peer.members.on_change.append(lambda: yielded.set() if fresh.peer.log.counts["yielded"] else None)
+        await yielded.wait()
+        await b.crash()
+        steps = fresh.replica.steps
+        await asyncio.sleep(40)
+        assert fresh.peer.members.me.state == "training"
+        assert fresh.replica.steps > steps + 300
+        late = await world.start("late", peers=[fresh.address], replica=replica(size=100_000))
+        await late.attached.wait()
+        await asyncio.sleep(5)
+        assert late.peer.history.applied_count >= 2
+
+    World(seed=10).run(scenario)
+
+
+def test_a_member_that_gives_an_averaging_up_does_not_hold_up_the_others() -> None:
+    async def scenario(world: World) -> None:
+        strategy = AllReduce(every_seconds=3600.0)
+        first = await world.start("a", strategy=strategy)
+        peers = [first, *[await world.start(name, peers=[first.address]) for name in "bc"]]
+        await asyncio.sleep(1)
+        vectors = torch.ones(500_000), torch.empty(0, dtype=torch.float64)
+        averaging = [
+            asyncio.create_task(strategy.average(peer.peer, CALL, vectors, 1.0, [((500_000,), "float32")]))
+            for peer in peers
+        ]
+        await asyncio.sleep(1)
+        averaging[0].cancel()
+        given_up_at = asyncio.get_running_loop().time()
+        outcomes = await asyncio.gather(*averaging, return_exceptions=True)
+        assert asyncio.get_running_loop().time() < given_up_at + 5
+        assert all(isinstance(outcome, RoundError | Outcome) for outcome in outcomes[1:]), outcomes
+
+    World(seed=11, bytes_per_second=1e6).run(scenario)
 
 
 def test_shares_follow_the_measured_bandwidths() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import shlex
@@ -25,10 +26,12 @@ from shoal.training.state_folder import RunFolder
 
 GRACE_SECONDS = 2.5
 """Between the interrupt and the kill."""
-FIRST_PEER_SECONDS = 60.0
-"""How long the other local peers wait for the first one's address."""
+FIRST_PEER_SECONDS = 30.0
+"""After which it is said that the other local peers wait for the first one's address."""
 JOIN_SECONDS = 60.0
 SHARED_CORES = "OMP_NUM_THREADS"
+INTERRUPT = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT)
+NEW_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 
 class Launch:
@@ -94,12 +97,15 @@ class Launch:
         self._start(0, self._settings | first)
         if self._peers == 1:
             return
-        until = time.monotonic() + FIRST_PEER_SECONDS
-        while not address_file.exists() and time.monotonic() < until:
+        say_at = time.monotonic() + FIRST_PEER_SECONDS
+        while not address_file.exists():
             if self._children[0].poll() is not None or not self._happened.empty():
-                return  # it failed, or we are asked to stop
+                return  # it ended, or we are asked to stop: nobody to join
+            if time.monotonic() > say_at:
+                say("peer 0 has not called shoal.join yet; the others wait for its address")
+                say_at = math.inf
             time.sleep(0.05)
-        address = address_file.read_text() if address_file.exists() else ""
+        address = address_file.read_text()
         for slot in range(1, self._peers):
             joined = f"{self._settings['SHOAL_JOIN']} {address}".strip()
             listen = self._settings["SHOAL_LISTEN"].rpartition(":")[0]
@@ -117,7 +123,7 @@ class Launch:
         child = subprocess.Popen(
             [sys.executable, "-m", "shoal.cli.script", str(self._script), *self._args],
             env=environment, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL if self._peers > 1 else None,
-            start_new_session=os.name == "posix",  # Ctrl-C comes to us alone, and we pass it on, once
+            start_new_session=os.name == "posix", creationflags=NEW_GROUP,  # Ctrl-C comes to us, who pass it on
         )  # fmt: skip
         self._children.append(child)
         for source, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
@@ -160,7 +166,7 @@ class Launch:
                 kill_at = time.monotonic() + GRACE_SECONDS
                 for child in self._children:
                     if child.poll() is None:
-                        child.send_signal(signal.SIGINT)
+                        child.send_signal(INTERRUPT)
         for reader in self._readers:
             reader.join(1.0)
         return [child.returncode for child in self._children]

@@ -18,6 +18,8 @@ def main() -> int:
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
+    if hasattr(signal, "SIGBREAK"):  # what `shoal run` sends on Windows
+        signal.signal(signal.SIGBREAK, signal.default_int_handler)
     try:
         runpy.run_path(script, run_name="__main__")
     except KeyboardInterrupt:

@@ -137,4 +137,4 @@ class CallTimeout(RemoteError):
 
 
 class ProtocolError(RemoteError):
-    """The peer sent what the protocol does not allow. Its connection is closed and it is penalised."""
+    """The peer sent what the protocol does not allow. Its connection is closed."""

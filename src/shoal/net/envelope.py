@@ -78,7 +78,7 @@ class End(_Frame, tag=8, frozen=True):
 
 LinkFrame = Ask | Answer | Fail | Ping | Bye
 StreamFrame = Open | Item | End | Fail
-MAX_REASON = 500
+MAX_REASON, MAX_CODE = 500, 100
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What decoding raises: a value nested a thousand deep is no MsgspecError."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from shoal.core.gauges import RateGauge
 from shoal.net.channel import Channel, Transport
 from shoal.net.door import Door
 from shoal.net.envelope import (
+    MAX_CODE,
     MAX_REASON,
     Answer,
     Ask,
@@ -42,6 +44,7 @@ from shoal.net.stream import Stream
 
 HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
 MAX_CALLS_PER_PEER = 64
+MAX_FAULTS = 20
 MAX_CONNECTIONS_PER_PEER = 24
 IDLE_STREAMS_PER_PEER, IDLE_STREAM_SECONDS = 2, 30.0
 
@@ -66,7 +69,7 @@ class Host:
         self.endpoints: tuple[Endpoint, ...] = ()
         self.remotes: dict[str, Remote] = {}
         self.sent, self.received = RateGauge(), RateGauge()
-        self.faults: list[Exception] = []
+        self.faults: deque[Exception] = deque(maxlen=MAX_FAULTS)
         self.on_link: Callable[[str], None] = lambda peer_id: None
         self.on_lost: Callable[[str, str, bool], None] = lambda peer_id, reason, polite: None
         self._closing = False
@@ -157,8 +160,6 @@ class Host:
     def drop(self, peer_id: str, reason: str) -> None:
         """Close every connection with this peer."""
         if remote := self.remotes.get(peer_id):
-            for channel in [*remote.links, *(channel for _, channel in remote.idle_streams)]:
-                channel.close()
             self._unlink(remote, reason, polite=False)
 
     def _accept(self, channel: Channel) -> None:
@@ -205,7 +206,7 @@ class Host:
                         future.set_result(frame)
                 elif isinstance(frame, Fail):
                     if (future := remote.pending.get(frame.id)) and not future.done():
-                        future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:30]))
+                        future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE]))
                 elif isinstance(frame, Bye):
                     reason, polite = frame.reason[:100], True
                     break
@@ -223,14 +224,7 @@ class Host:
                     self._unlink(remote, reason, polite)
 
     def _unlink(self, remote: Remote, reason: str, polite: bool) -> None:
-        for link in remote.links:
-            link.close()
-        for _, stream in remote.idle_streams:
-            stream.close()
-        remote.links, remote.idle_streams = [], []
-        for future in remote.pending.values():
-            if not future.done():
-                future.set_exception(PeerLost(f"{remote.peer_id[:8]}: {reason}"))
+        remote.close(reason)
         if not self._closing:
             self.on_lost(remote.peer_id, reason, polite)
 
@@ -289,7 +283,7 @@ class Host:
     def tell(self, peer_id: str, message: Message) -> None:
         """Send a message that wants no answer. It may get lost; the next one tells the same."""
         remote = self.remotes.get(peer_id)
-        if remote and remote.links:
+        if remote and remote.links and not self._closing:
             ask = Ask(0, type(message).__name__, raw(message))
             self.spawn(_quietly(remote.links[-1].send(encode(ask))), f"tell {ask.name}")
 
@@ -330,12 +324,15 @@ class Host:
         remote = self._remote(peer_id)
         channel = await self._open_channel(remote, encode(Open(type(request).__name__, raw(request))))
         stream = Stream(channel, peer_id)
+        remote.streams[channel] = None
         try:
             yield stream
             await stream.end()
         except BaseException:
             channel.abort()
             raise
+        finally:
+            remote.streams.pop(channel, None)
         try:
             async with asyncio.timeout(1.0):
                 await stream.drain()
@@ -362,6 +359,7 @@ class Host:
         """Serve one stream after the other on a connection that the other peer opened."""
         remote.hear(channel, self.sent, self.received, bulk=True)
         remote.connections += 1
+        remote.streams[channel] = None
         try:
             while True:
                 header, _ = await channel.receive()
@@ -382,6 +380,7 @@ class Host:
             self.log.add("refused", str(error), remote.peer_id)
         finally:
             channel.abort()
+            remote.streams.pop(channel, None)
             remote.connections -= 1
 
 

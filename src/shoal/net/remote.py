@@ -6,6 +6,7 @@ import asyncio
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock
+from shoal.core.errors import PeerLost
 from shoal.core.gauges import RateGauge, Silence
 from shoal.net.channel import Channel
 from shoal.net.envelope import Answer
@@ -20,6 +21,7 @@ class Remote:
         self.endpoints: tuple[Endpoint, ...] = ()
         self.links: list[Channel] = []
         self.idle_streams: list[tuple[float, Channel]] = []
+        self.streams: dict[Channel, None] = {}
         self.connections = 0
         self.calls_running = 0
         self.last_sent = clock.now()
@@ -42,3 +44,16 @@ class Remote:
 
         self.life.heard(self._clock.now())
         channel.on_traffic = traffic
+
+    def close(self, reason: str) -> None:
+        """End every connection with it; whoever waits for an answer, or on a stream, learns of it now."""
+        for link in self.links:
+            link.close()
+        for _, idle in self.idle_streams:
+            idle.close()
+        for stream in list(self.streams):
+            stream.abort()
+        self.links, self.idle_streams = [], []
+        for future in self.pending.values():
+            if not future.done():
+                future.set_exception(PeerLost(f"{self.peer_id[:8]}: {reason}"))

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from shoal.core.errors import ProtocolError, RefusedError
 from shoal.net.channel import Buffer, Channel
-from shoal.net.envelope import MAX_REASON, Body, End, Fail, Item, Message, decode_body, decode_stream, encode, raw
+from shoal.net.envelope import (
+    MAX_CODE,
+    MAX_REASON,
+    Body,
+    End,
+    Fail,
+    Item,
+    Message,
+    decode_body,
+    decode_stream,
+    encode,
+    raw,
+)
 
 
 class StreamEnded(Exception):
@@ -33,7 +45,7 @@ class Stream:
         if isinstance(frame, End):
             raise StreamEnded
         if isinstance(frame, Fail):
-            raise RefusedError(frame.reason[:MAX_REASON], frame.code[:30])
+            raise RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE])
         raise ProtocolError("a stream was opened within a stream")
 
     async def end(self) -> None:

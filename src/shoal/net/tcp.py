@@ -24,7 +24,7 @@ import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from shoal.core.address import Endpoint
+from shoal.core.address import MAX_ENDPOINTS, Endpoint
 from shoal.core.errors import OptionError, PeerLost, ProtocolError
 from shoal.net.channel import HEADER_BYTES, PAYLOAD_BYTES, PREFIX, Buffer, Channel, Frame, FrameReader
 from shoal.net.identity import Identity
@@ -292,4 +292,4 @@ def reachable_endpoints(host: str, port: int) -> list[Endpoint]:
     if host == "0.0.0.0":
         wanted = {address for address in wanted if ":" not in address}
     public = sorted(address for address in wanted if not address.startswith(("127.", "::1", "fe80", "169.254.")))
-    return [Endpoint(address, port) for address in public or ["127.0.0.1"]]
+    return [Endpoint(address, port) for address in public[:MAX_ENDPOINTS] or ["127.0.0.1"]]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from shoal.core.address import Address
 from shoal.core.errors import JoinError, MismatchError, RefusedError, RemoteError
-from shoal.overlay.charter import Charter
 from shoal.overlay.membership import Membership
 
 RETRY_SECONDS = 0.2
@@ -48,13 +47,7 @@ async def enter(
     if named:
         wanted = {str(address): reasons.get(str(address), "no answer") for address in (*named, *remembered)}
         raise JoinError(f"no peer of run {run!r} could be joined", _without_secrets(wanted))
-    members.charter = Charter(
-        run=run,
-        charter_id=members.host.random.randbytes(16).hex(),
-        registrar=members.me.peer_id,
-        founded_at=members.host.clock.wall(),
-        strategy=members.strategy,
-    )
+    members.found(run)
     members.update()
 
 

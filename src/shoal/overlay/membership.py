@@ -14,17 +14,16 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.address import Endpoint, parse_endpoint
-from shoal.core.errors import AddressError, CharterMismatch, PeerLost, RefusedError, RemoteError, ShoalError
+from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
+from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
 
 STATUS_SECONDS = 1.0
-REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
-"""Pauses before a lost peer is dialled again; the last one repeats until FORGET_SECONDS have passed."""
-FORGET_SECONDS = 600.0
-FINAL_REFUSALS = ("credentials", "version", "self")
+REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
+"""Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow."""
+MAX_SOUGHT = 256
 CALL_SECONDS = 5.0
 MAX_ACQUAINTANCES = 1000
 TRAINER, SEED = "trainer", "seed"
@@ -87,9 +86,10 @@ class Claim(Message, frozen=True):
 
 
 class Claimed(Message, frozen=True):
-    """The charter as it stands now: incomplete means wait."""
+    """The charter as it stands now: incomplete means wait. `granted`: the caller founds the run with this claim."""
 
     charter: Charter
+    granted: bool
 
 
 class Complaint(Message, frozen=True):
@@ -105,6 +105,7 @@ class Membership:
         self.host, self.strategy = host, strategy
         self.me = Record(host.peer_id, [], born=host.clock.wall(), role=role)
         self.charter: Charter | None = None
+        self._founded = ""  # the charter that this very process completed, with a state of its own
         self.members: dict[str, Record] = {}
         self.met: dict[str, None] = {}
         self._redialling: dict[str, None] = {}
@@ -143,6 +144,9 @@ class Membership:
         `refresh`, when set, gives the changes that a status brings along."""
         before = self.me
         self.me = msgspec.structs.replace(self.me, version=self.me.version + 1, **changes)
+        if before.first_batch != self.me.first_batch:
+            for record in self.members.values():
+                self._warn_of_equal_batches(record)
         if before.state != self.me.state or before.endpoints != self.me.endpoints:
             self._tell_everybody()
             self._changed()
@@ -161,7 +165,8 @@ class Membership:
         except RefusedError as error:
             self.host.drop(peer_id, error.reason)
             if error.code.startswith("charter:"):
-                field, ours, theirs = error.code.removeprefix("charter:"), *error.reason.split("\n")[1:3]
+                field = error.code.removeprefix("charter:")
+                _, ours, theirs = [*error.reason.split("\n"), "?", "?"][:3]
                 raise CharterMismatch(field, ours, theirs) from None
             raise
         except RemoteError as error:
@@ -200,9 +205,11 @@ class Membership:
         if known is not None and (known.born, known.version) >= (record.born, record.version):
             return
         try:
-            self.host.know(peer_id, [parse_endpoint(text) for text in record.endpoints[:16]])
+            self.host.know(peer_id, [parse_endpoint(text) for text in record.endpoints])
         except AddressError as error:
             raise RefusedError(str(error)) from None
+        if len(record.endpoints) > MAX_ENDPOINTS:
+            raise RefusedError(f"{len(record.endpoints)} endpoints, at most {MAX_ENDPOINTS} are allowed")
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
@@ -248,27 +255,30 @@ class Membership:
             self._redial(peer_id, record.endpoints)
 
     def _redial(self, peer_id: str, endpoints: list[str]) -> None:
-        if peer_id not in self._redialling:
+        if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:
             self._redialling[peer_id] = None
             self.host.spawn(self._find_again(peer_id, endpoints), f"find {peer_id[:6]}")
 
     async def _find_again(self, peer_id: str, endpoints: list[str]) -> None:
-        """Dial until it answers or is forgotten. A restarted peer may answer there under a new id: just as well."""
-        until = self.host.clock.now() + FORGET_SECONDS
+        """Dial until it answers. Where another answers that nobody knows yet, it restarted there under a new id."""
         attempt = 0
         try:
-            places = [parse_endpoint(text) for text in endpoints[:16]]
-            while self.host.clock.now() < until and peer_id not in self.members:
+            places = [parse_endpoint(text) for text in endpoints[:MAX_ENDPOINTS]]
+            while peer_id not in self.members:
                 await self.host.clock.sleep(REDIAL_SECONDS[min(attempt, len(REDIAL_SECONDS) - 1)])
                 attempt += 1
                 try:
-                    await self.meet(places, None)
-                    return
+                    await self.meet(places, peer_id)
                 except RefusedError as error:
-                    if error.code in FINAL_REFUSALS:
-                        return  # somebody else listens there now
-                except PeerLost:
+                    taken = {place for record in self.members.values() for place in record.endpoints}
+                    if error.code == "identity" and not taken & set(endpoints):
+                        await self.meet(places, None)
+                    if len(places) == 1 and error.code == "identity":
+                        return
+                except RemoteError:
                     continue
+        except RemoteError:
+            return  # the stranger at its place did not let us in
         except ShoalError as error:
             self.host.log.add("refused", str(error), peer_id)
         finally:
@@ -303,11 +313,14 @@ class Membership:
         if charter is None:
             raise RefusedError("this peer has no charter yet")
         if charter.registrar == self.me.peer_id and self.me.role == SEED:
-            gone = charter.founder not in self.members and not self.others(TRAINING)
-            if not charter.complete or (gone and charter.founder != peer_id):
+            founder_is_here = charter.founder in self.members and charter.founder != peer_id
+            if not charter.complete or not (founder_is_here or self.others(TRAINING)):
+                if charter.complete:  # nobody is left who trained: a new run, so that the old one wins if it comes back
+                    charter = self._new_charter(charter.run)
                 self.charter = charter = charter.completed(peer_id, claim.strategy, claim.schema)
                 self.host.log.add("joined", "founds the run", peer_id)
-        return Claimed(charter)
+                return Claimed(charter, granted=True)
+        return Claimed(charter, granted=False)
 
     async def settle(self, strategy: Options | None, default: Options, schema: Schema) -> bool | None:
         """One attempt to take part with a model: True as founder, False as newcomer, None when the founder is awaited.
@@ -318,6 +331,7 @@ class Membership:
         if not self.charter.complete:
             if self.charter.registrar == self.me.peer_id:
                 self.charter = self.charter.completed(self.me.peer_id, strategy or default, schema)
+                self._founded = self.charter.charter_id
             else:
                 await self._ask_for_charter(Claim(strategy or default, schema))
         elif self.charter.founder not in self.with_me() and not self.others(TRAINING):
@@ -331,7 +345,24 @@ class Membership:
             for peer_id in self.members:
                 self.host.tell(peer_id, Complaint(str(error)))
             raise
-        return self.charter.founder == self.me.peer_id
+        return self._founded == self.charter.charter_id
+
+    def found(self, run: str) -> None:
+        """Found a run: its charter is completed by the first model that is attached here."""
+        self.charter = self._new_charter(run)
+
+    def found_again(self) -> None:
+        """Go on as a run of its own: the one that this peer yielded to is gone before it gave its state."""
+        assert self.charter is not None
+        new = self._new_charter(self.charter.run)
+        self.charter = msgspec.structs.replace(
+            self.charter, charter_id=new.charter_id, registrar=self.me.peer_id, founder=self.me.peer_id
+        )
+        self._founded = self.charter.charter_id
+
+    def _new_charter(self, run: str) -> Charter:
+        charter_id = self.host.random.randbytes(16).hex()
+        return Charter(run, charter_id, self.me.peer_id, self.host.clock.wall(), strategy=self.strategy)
 
     async def _ask_for_charter(self, claim: Claim) -> None:
         assert self.charter is not None
@@ -341,8 +372,9 @@ class Membership:
                 told = await self.host.call(peer_id, claim, Claimed, timeout_seconds=CALL_SECONDS)
             except RemoteError:
                 continue
-            if told.charter.charter_id == self.charter.charter_id and told.charter.complete:
+            if told.granted or (told.charter.charter_id == self.charter.charter_id and told.charter.complete):
                 self.charter = told.charter
+                self._founded = told.charter.charter_id if told.granted else ""
                 return
 
     async def _complaint(self, peer_id: str, complaint: Complaint) -> Message:

@@ -207,8 +207,9 @@ class Rounds:
         host.serve_stream(Begin, self._serve)
 
     def open(self, roll: Roll, reducer: Reducer) -> None:
-        """Serve the streams of this roll from now on; the last but one is forgotten."""
-        for old in list(self._reducers)[:-1]:
+        """Serve the streams of this roll from now on; the last but one of its series is forgotten."""
+        earlier = [old for old, (of, _) in self._reducers.items() if of.series == roll.series]
+        for old in earlier[:-1]:
             del self._reducers[old]
         self._reducers[roll.roll_id] = roll, reducer
         self._opened.set()
@@ -274,6 +275,9 @@ async def butterfly(
     try:
         async with asyncio.timeout(timeout_seconds):
             await contained(_all_streams(host, roll, owned, reducer, vectors, result, weights))
+    except asyncio.CancelledError:
+        reducer.fail("its reducer broke off")
+        raise
     except TimeoutError:
         failure: Exception = RoundError(f"not done within {timeout_seconds:g} s", roll.number, tuple(roll.members))
     except ExceptionGroup as errors:
@@ -349,7 +353,10 @@ async def _collect(stream: Stream, parts: list[Part], result: Vectors, weights: 
         if message.index != index or len(payload) != (target.nbytes if message.weight > 0 else 0):
             raise ProtocolError(f"mean {message.index} of {len(payload)} bytes where part {index} was due")
         if message.weight > 0:
-            target.copy_(torch.frombuffer(payload, dtype=target.dtype))
+            means = torch.frombuffer(payload, dtype=target.dtype)
+            if not torch.isfinite(means).all():
+                raise ProtocolError(f"mean {index} is not finite")
+            target.copy_(means)
         weights.append(message.weight)
 
 

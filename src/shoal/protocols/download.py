@@ -18,6 +18,7 @@ byte is there and hashes as announced. Nothing is unpickled: the layout is JSON,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
@@ -33,12 +34,14 @@ from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.overlay.membership import TRAINING, Membership
 from shoal.protocols.replica import State
-from shoal.tensors.flat import WIRE_DTYPES, Shapes, as_bytes, vector_sizes
+from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Shapes, as_bytes, vector_sizes
 
 CHUNK_BYTES = 1 << 20
 MAX_DONORS = 3
-MAX_IMAGE_BYTES = 1 << 40
-HOLD_SECONDS, CHUNK_SECONDS, KEEP_SECONDS = 30.0, 20.0, 30.0
+HOLD_SECONDS, CHUNK_SECONDS, KEEP_SECONDS, SHARE_SECONDS = 30.0, 20.0, 30.0, 2.0
+MAX_IMAGES = 3
+EXTRAS_BYTES = 64 << 20
+"""A state has at most eight times the bytes of its vectors in extras, and this much more: integer buffers, counters."""
 HASH_SECONDS_PER_BYTE = 1e-9
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
@@ -163,6 +166,7 @@ class Donor:
         self._host, self._members, self._compute = host, members, compute
         self.take_state: Callable[[], Awaitable[State]] | None = None
         self._images: dict[str, tuple[float, Image]] = {}
+        self._newest: tuple[float, Image] | None = None
         self._taking = asyncio.Lock()
         host.serve(Hold, self._hold)
         host.serve_stream(Fetch, self._serve)
@@ -171,27 +175,35 @@ class Donor:
         if self.take_state is None or self._members.me.state != TRAINING:
             raise RefusedError("this peer has no trained state yet", "empty")
         async with self._taking:  # newcomers that come together share one image
+            now = self._host.clock.now()
+            if self._newest is not None and now - self._newest[0] < SHARE_SECONDS:
+                return self._newest[1].manifest
             state = await self.take_state()
-            self._forget_old()
-            for used_at, image in self._images.values():
-                layout = image.manifest.layout
-                if (layout.number, layout.progress) == (state.number, state.progress) and used_at:
-                    return image.manifest
             image_id = self._host.random.randbytes(16).hex()
             size = sum(vector.nbytes for vector in state.vectors) + sum(t.nbytes for t in state.extras.values())
             image = await self._compute(Image, image_id, state, cost_seconds=size * HASH_SECONDS_PER_BYTE)
+            while len(self._images) >= MAX_IMAGES:
+                del self._images[min(self._images, key=lambda key: self._images[key][0])]
             self._images[image_id] = self._host.clock.now(), image
+            self._newest = self._host.clock.now(), image
+            if len(self._images) == 1:
+                self._host.spawn(self._forget_old(), "forget images")
             return image.manifest
 
-    def _forget_old(self) -> None:
-        now = self._host.clock.now()
-        self._images = {key: entry for key, entry in self._images.items() if now - entry[0] < KEEP_SECONDS}
+    async def _forget_old(self) -> None:
+        """A donor keeps no copy of its state for longer than newcomers need it."""
+        while self._images:
+            await self._host.clock.sleep(SHARE_SECONDS)
+            now = self._host.clock.now()
+            self._images = {key: entry for key, entry in self._images.items() if now - entry[0] < KEEP_SECONDS}
+            if self._newest is not None and now - self._newest[0] >= SHARE_SECONDS:
+                self._newest = None
 
     async def _serve(self, stream: Stream, fetch: Fetch) -> None:
         if fetch.image_id not in self._images:
             raise RefusedError("this image is not kept here any more", "gone")
         image = self._images[fetch.image_id][1]
-        try:
+        with contextlib.suppress(StreamEnded):
             while True:
                 want, _ = await stream.receive(Want)
                 if not 0 <= want.number < len(image.ranges):
@@ -199,8 +211,6 @@ class Donor:
                 self._images[fetch.image_id] = self._host.clock.now(), image
                 begin, end = image.ranges[want.number]
                 await stream.send(Chunk(want.number), image.body[begin:end])
-        except StreamEnded:
-            self._forget_old()
 
 
 @dataclass
@@ -233,9 +243,7 @@ class Download:
             if not manifests:
                 told = "; ".join(f"{peer_id[:8]}: {reason}" for peer_id, reason in reasons.items())
                 raise DownloadError(f"no live peer can give the run's state ({told or 'nobody is training'})")
-            chief, manifest = max(manifests.items(), key=lambda item: (item[1].layout.number, item[1].layout.progress))
-            if manifest.total_bytes > MAX_IMAGE_BYTES:
-                raise DownloadError(f"{chief[:8]} announces a state of {manifest.total_bytes} bytes")
+            manifest = max(manifests.values(), key=lambda offered: (offered.layout.number, offered.layout.progress))
             self.progress.kept_bytes = sum(
                 len(self._checked[digest]) for digest in dict.fromkeys(manifest.hashes) if digest in self._checked
             )
@@ -261,13 +269,24 @@ class Download:
                 reasons[peer_id] = str(answer)
             elif isinstance(answer, BaseException):
                 raise answer
-            elif len(answer.hashes) != len(chunk_ranges(answer.vector_bytes, answer.total_bytes)):
-                reasons[peer_id] = "its manifest does not fit its size"
             elif tuple(answer.layout.vector_sizes) != self._vector_sizes:
                 reasons[peer_id] = f"its state has {answer.layout.vector_sizes} values, the model {self._vector_sizes}"
+            elif not self._makes_sense(answer):
+                reasons[peer_id] = "its manifest does not fit the model's size"
             else:
                 manifests[peer_id] = answer
         return manifests
+
+    def _makes_sense(self, manifest: Manifest) -> bool:
+        """Whether the sizes that it announces are those of our model: checked before anything is allocated."""
+        vector_bytes = sum(size * width for size, width in zip(self._vector_sizes, ITEM_BYTES, strict=True))
+        extra_bytes = manifest.total_bytes - vector_bytes
+        chunks = -(-vector_bytes // CHUNK_BYTES) + -(-extra_bytes // CHUNK_BYTES)
+        return (
+            manifest.vector_bytes == vector_bytes
+            and 0 <= extra_bytes <= 8 * vector_bytes + EXTRAS_BYTES
+            and len(manifest.hashes) == chunks
+        )
 
     async def _fetch_all(self, wanted: Manifest, manifests: dict[str, Manifest], reasons: dict[str, str]) -> None:
         """Fetch the chunks of one image from every donor that holds the same; returns when none has more to give."""
@@ -320,6 +339,9 @@ class Download:
                 raise DownloadError("a chunk has not the size its manifest says")
             body[begin:end] = self._checked[digest]
         try:
-            return read_image(manifest.layout, body)
+            state = read_image(manifest.layout, body)
         except ProtocolError as error:
             raise DownloadError(str(error)) from None
+        if not all(torch.isfinite(vector).all() for vector in state.vectors):
+            raise DownloadError("the state that was offered is not finite")
+        return state

@@ -36,7 +36,7 @@ from shoal.tensors.flat import Shapes, check_shapes
 
 TRAIN, CALL = "train", "call"
 RETRY_SECONDS = 0.05
-MAX_FIGURE = 1e18
+MAX_FIGURE, MAX_NUMBER = 1e18, 2**53
 CLOSED, OTHER_SHAPES, ALONE = "closed", "shapes", "alone"
 
 
@@ -134,11 +134,13 @@ class RollBook:
             except (CallTimeout, TimeoutError):
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
-                if error.code == CLOSED:  # a newer number is known by now
-                    self._note(series, int(error.reason))
+                if error.code == CLOSED and self._host.clock.now() < until:  # a newer number is known by now
+                    self._note(series, _number_in(error.reason))
                     number = 0
                     continue
                 failure = _outcome(error, collector, number)
+            except ProtocolError as error:
+                failure = RoundError(f"collector {collector[:8]}: {error}", number)
             else:
                 self._check(roll, number)
                 self._note(series, number)
@@ -195,6 +197,8 @@ class RollBook:
         for figure in (here.weight, here.bandwidth or 0.0, here.patience_seconds):
             if not 0 <= figure <= MAX_FIGURE:
                 raise ProtocolError(f"a weight, bandwidth or patience of {figure}")
+        if not 0 < here.number <= MAX_NUMBER:
+            raise ProtocolError(f"averaging number {here.number}")
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._closed_error(here.series)
         roll = self._open.get(key)
@@ -289,7 +293,7 @@ class RollBook:
         return peer_id == self._host.peer_id or peer_id in self._members.members
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
-        if invite.series in (TRAIN, CALL):
+        if invite.series in (TRAIN, CALL) and 0 < invite.number <= MAX_NUMBER:
             self._hear_invitation(invite.series, invite.number)
         return invite
 
@@ -303,7 +307,7 @@ class RollBook:
                 roll.changed.set()
 
     def _note(self, series: str, number: int) -> None:
-        if number > self.newest.get(series, 0):
+        if self.newest.get(series, 0) < number <= MAX_NUMBER:
             self.newest[series] = number
             self._members.update(rolls=dict(self.newest))
 
@@ -320,7 +324,12 @@ def _outcome(refusal: RefusedError, collector: str, number: int) -> Exception:
     """A collector's refusal as the error that the caller of an averaging understands."""
     if refusal.code == OTHER_SHAPES:
         index, _, problem = refusal.reason.partition(" ")
-        return TensorError(int(index), problem)
+        return TensorError(_number_in(index), problem)
     if refusal.code == ALONE:
         return NobodyThere(refusal.reason)
     return RoundError(f"collector {collector[:8]}: {refusal.reason}", number)
+
+
+def _number_in(text: str) -> int:
+    """A number that a peer sent as text; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else 0

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shoal.core.errors import DownloadError
 from shoal.overlay.charter import Options, Schema
-from shoal.overlay.membership import CATCHING_UP, TRAINING
+from shoal.overlay.membership import CATCHING_UP, JOINED, TRAINING
 from shoal.protocols.download import Download
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, State
@@ -51,26 +51,47 @@ async def take_part(
     yielded = asyncio.Event()
     members.on_yield = yielded.set
     peer.donor.take_state = lambda: donor_state(peer, replica)
-    while True:
-        yielded.clear()
-        if not await _settle(peer, schema, strategy, default):
-            await _catch_up(peer, replica)
-        if yielded.is_set():
-            continue
-        members.update(state=TRAINING, progress=replica.progress, steps=replica.steps)
-        on_training()
-        charter = members.charter
-        assert charter is not None and charter.strategy is not None
-        running = asyncio.create_task(build(charter.strategy).run(peer, replica), name=f"{peer.id[:6]} strategy")
-        yielding = asyncio.create_task(yielded.wait(), name=f"{peer.id[:6]} yield")
-        try:
-            await asyncio.wait([running, yielding], return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                return running.result()
-        finally:
-            running.cancel()
-            yielding.cancel()
-            await asyncio.gather(running, yielding, return_exceptions=True)
+    trained = False
+    try:
+        while True:
+            yielded.clear()
+            if not await _settle(peer, schema, strategy, default):
+                try:
+                    await _catch_up(peer, replica)
+                except DownloadError as error:
+                    if not trained:
+                        raise
+                    peer.log.add("advice", f"goes on with its own state: {error}")
+                    members.found_again()
+            if yielded.is_set():
+                continue
+            members.update(state=TRAINING, progress=replica.progress, steps=replica.steps)
+            trained = True
+            on_training()
+            if await _run_strategy(peer, replica, build, yielded):
+                return
+    finally:
+        if members.me.state != JOINED:
+            members.update(state=JOINED)  # nobody waits for a peer whose strategy has ended
+
+
+async def _run_strategy(
+    peer: Peer, replica: Replica, build: Callable[[Options], Strategy], yielded: asyncio.Event
+) -> bool:
+    """Run the charter's strategy. True when it has ended; False when this run yields to another."""
+    charter = peer.members.charter
+    assert charter is not None and charter.strategy is not None
+    running = asyncio.create_task(build(charter.strategy).run(peer, replica), name=f"{peer.id[:6]} strategy")
+    yielding = asyncio.create_task(yielded.wait(), name=f"{peer.id[:6]} yield")
+    try:
+        await asyncio.wait([running, yielding], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        return running.done()
+    finally:
+        running.cancel()
+        yielding.cancel()
+        await asyncio.gather(running, yielding, return_exceptions=True)
 
 
 async def _settle(peer: Peer, schema: Schema, strategy: Options | None, default: Options) -> bool:
@@ -88,13 +109,15 @@ async def _catch_up(peer: Peer, replica: Replica) -> None:
     """Download the run's state and install it, whole."""
     peer.members.update(state=CATCHING_UP)
     download = Download(peer.host, peer.members, peer.compute, replica.shapes)
-    until = peer.clock.now() + GIVE_UP_SECONDS
+    progressed_at, fetched_bytes = peer.clock.now(), 0
     while True:
         try:
             state = await download.run()
             break
         except DownloadError:
-            if peer.clock.now() > until:
+            if download.progress.fetched_bytes > fetched_bytes:
+                progressed_at, fetched_bytes = peer.clock.now(), download.progress.fetched_bytes
+            if peer.clock.now() > progressed_at + GIVE_UP_SECONDS:
                 raise
             await peer.clock.sleep(POLL_SECONDS)
     await replica.install(state)

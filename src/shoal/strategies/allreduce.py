@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from shoal.core.errors import NobodyThere, OptionError, RoundError, TensorError
+from shoal.core.errors import NobodyThere, OptionError, RemoteError, RoundError, TensorError
 from shoal.overlay.membership import TRAINING
 from shoal.protocols.butterfly import Outcome, butterfly
 from shoal.protocols.peer import Peer
@@ -62,14 +62,14 @@ class AllReduce:
             snapshot = await replica.snapshot()
             try:
                 outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
-            except (NobodyThere, RoundError, TensorError) as error:
+                stale_steps = await replica.offer(outcome.vectors, snapshot)
+            except (NobodyThere, RoundError, TensorError, RemoteError) as error:
                 if last and isinstance(error, NobodyThere):
                     return
                 peer.history.failed(error)
                 await _something_new(peer, min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
                 failures = min(failures + 1, 10)
             else:
-                stale_steps = await replica.offer(outcome.vectors, snapshot)
                 peer.history.averaged(outcome, stale_steps)
                 last_at, last_steps, failures = started_at, snapshot.steps, 0
 

@@ -42,15 +42,29 @@ def apply_difference(tensors: Sequence[Tensor], average: Vectors, snapshot: Vect
     An element that is as it was in the snapshot becomes the average itself, so replicas that took no step end equal,
     bit for bit. Half types are computed in float32 and rounded once.
     """
+    values = []
     for tensor, average_view, old_view in zip(
         tensors, slices(average, tensors), slices(snapshot, tensors), strict=True
     ):
         now, mean, old = tensor.to(average_view.dtype), average_view.to(tensor.device), old_view.to(tensor.device)
-        tensor.copy_(torch.where(now == old, mean, now + (mean - old)))
+        values.append(torch.where(now == old, mean, now + (mean - old)))
+    _write_all(tensors, values)
 
 
 @torch.no_grad()
 def apply_exact(tensors: Sequence[Tensor], average: Vectors) -> None:
     """theta = average: a newcomer takes over values that it has not trained."""
-    for tensor, mean in zip(tensors, slices(average, tensors), strict=True):
-        tensor.copy_(mean)
+    _write_all(tensors, slices(average, tensors))
+
+
+def _write_all(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """All or nothing, also when Ctrl-C comes in between: what was begun is finished before it goes on its way."""
+    left = list(zip(tensors, values, strict=True))
+    try:
+        while left:
+            left[-1][0].copy_(left[-1][1])
+            left.pop()
+    except BaseException:
+        for tensor, value in left:
+            tensor.copy_(value)
+        raise

@@ -68,6 +68,7 @@ class Presence:
             identity = stack.enter_context(identity_file(file)) if file else Identity(os.urandom(KEY_BYTES))
             clock = Clock()
             self.log = EventLog(clock.now, self._tell)
+            asyncio.get_running_loop().set_exception_handler(self._asyncio_complains)
             self.host = Host(
                 identity, TcpTransport(identity), run=self.settings.run, secret=self._secret,
                 clock=clock, random=random.SystemRandom(), log=self.log,
@@ -84,6 +85,9 @@ class Presence:
                 entered()
                 await self.stop.wait()
                 await self.host.goodbye("it left")
+
+    def _asyncio_complains(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        self.log.add("fault", f"asyncio: {context.get('exception') or context.get('message')!r}")
 
     def _tell(self, event: Event) -> None:
         if event.kind in ("advice", "yielded"):

@@ -145,8 +145,9 @@ class Swarm:
         taking_part.add_done_callback(lambda done: on_training())
         try:
             self._wait(training, math.inf, "waits for the founder to attach its model, or downloads the run's state")
-        except BaseException:
+        except BaseException as error:
             taking_part.cancel()
+            _end_quietly(error)
             raise
         if taking_part.done():
             self._node.unwatch()
@@ -154,7 +155,7 @@ class Swarm:
         self._replica, self._taking_part = replica, taking_part
         self._hooks = [
             optimizer.register_step_post_hook(lambda optimizer, args, kwargs: self._step_done()),
-            model.register_forward_pre_hook(self._first_batch),
+            model.register_forward_pre_hook(self._first_batch, with_kwargs=True),
         ]
         return model, optimizer
 
@@ -179,20 +180,18 @@ class Swarm:
         """Raise, once, what ended the strategy: a changed model, for example."""
         if self._taking_part is not None and self._taking_part.done() and not self._left:
             taking_part, self._taking_part = self._taking_part, None
-            if not taking_part.cancelled():
-                taking_part.result()
+            if taking_part.cancelled():
+                raise LeftError("the network thread of this swarm has ended; its averagings have stopped")
+            taking_part.result()
 
-    def _first_batch(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _first_batch(self, model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Remember a digest of the first training batch: two peers with the same one train on the same data."""
-        if not model.training or not torch.is_grad_enabled():
+        if not model.training or not torch.is_grad_enabled() or not self._node.alive:
             return
         self._hooks.pop().remove()
-        digest = hashlib.sha256()
-        for tensor in inputs:
-            if isinstance(tensor, Tensor):
-                digest.update(repr((tensor.shape, tensor.dtype)).encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        self._node.call_soon(lambda: self._node.peer.members.update(first_batch=digest.hexdigest()[:16]))
+        digest = batch_digest((*inputs, *named.values()))
+        if digest:
+            self._node.call_soon(lambda: self._node.peer.members.update(first_batch=digest))
 
     # -- averaging on demand
 
@@ -219,7 +218,8 @@ class Swarm:
         peer, host = self._node.peer, self._node.peer.host
         vectors, shapes = pack(tensors), shapes_of(tensors)
         started_at, sent, received = time.monotonic(), host.sent.total_bytes, host.received.total_bytes
-        strategy = self._strategy or AllReduce()
+        charter = peer.members.charter
+        strategy = build_strategy(charter.strategy) if charter and charter.strategy else AllReduce()
         work = strategy.average(peer, CALL, vectors, float(weight), shapes, timeout_seconds)
         outcome = self._run(work, timeout_seconds + 5.0)
         roll = outcome.roll
@@ -242,8 +242,11 @@ class Swarm:
         try:
             if last_averaging and self._taking_part is not None and self._node.alive:
                 farewell = self._node.submit(self._node.say_farewell(self._taking_part))
-                self._mailbox.work_until(farewell, LAST_AVERAGING_SECONDS, lambda: None)
+                self._mailbox.work_until(farewell, LAST_AVERAGING_SECONDS)
                 farewell.cancel()
+        except KeyboardInterrupt as interrupt:
+            _end_quietly(interrupt)
+            raise
         finally:
             self._left = True
             atexit.unregister(self.leave)
@@ -256,8 +259,7 @@ class Swarm:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            _end_quietly_on_interrupt()
+        _end_quietly(error)
         self.leave(last_averaging=kind is None)
 
     def _must_be_in(self) -> None:
@@ -276,21 +278,33 @@ class Swarm:
 
     def _wait(self, future: Future[Any], timeout_seconds: float, what: str) -> None:
         until = time.monotonic() + timeout_seconds
-        while not self._mailbox.work_until(future, min(SAY_EVERY_SECONDS, until - time.monotonic()), lambda: None):
+        while not self._mailbox.work_until(future, min(SAY_EVERY_SECONDS, until - time.monotonic())):
             if time.monotonic() >= until:
                 raise TimeoutError(f"the network thread did not answer within {timeout_seconds:g} s")
             if what:
                 say(f"this peer {what} ({len(self.peers())} other peers are here)")
 
 
-def _end_quietly_on_interrupt() -> None:
-    """Ctrl-C inside `with swarm:` ends the program as ever, without a traceback over the goodbye."""
+def batch_digest(inputs: Sequence[Any]) -> str:
+    """A digest of the plain tensors in a model's inputs; empty where there are none."""
+    digest = hashlib.sha256()
+    tensors = [value for value in inputs if isinstance(value, Tensor) and value.layout is torch.strided]
+    for tensor in tensors:
+        digest.update(repr((tensor.shape, tensor.dtype)).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16] if tensors else ""
+
+
+def _end_quietly(error: BaseException | None) -> None:
+    """Where this very Ctrl-C ends the program, it does so without a traceback over the goodbye."""
+    if not isinstance(error, KeyboardInterrupt):
+        return
     usual = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if issubclass(kind, KeyboardInterrupt):
+    def hook(kind: type[BaseException], raised: BaseException, trace: Any) -> None:
+        if raised is error:
             say("interrupted; this peer said goodbye")
         else:
-            usual(kind, error, trace)
+            usual(kind, raised, trace)
 
     sys.excepthook = hook

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from shoal.core.errors import ModelMismatch, RoundError
 from shoal.protocols.replica import Snapshot, State
 from shoal.tensors.flat import Vectors, pack, shapes_of
 from shoal.tensors.mixing import apply_difference, apply_exact
@@ -40,7 +41,7 @@ class Mailbox:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Result] = loop.create_future()
 
-        def answer(value: Any, error: BaseException | None) -> None:
+        def answer(value: Any, error: Exception | None) -> None:
             if answered.done():
                 return
             if error is None:
@@ -51,13 +52,18 @@ class Mailbox:
         def at_safe_point() -> None:
             if answered.cancelled():
                 return
-            value, error = None, None
+            value: Any = None
+            error: Exception | None = None
             try:
                 value = work()
             except Exception as problem:  # noqa: BLE001  raised again where it was asked for
                 error = problem
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(answer, value, error)
+            except BaseException:
+                error = RoundError("the training thread was interrupted")
+                raise
+            finally:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(answer, value, error)
 
         self._requests.append(at_safe_point)
         self._wake.set()
@@ -68,8 +74,8 @@ class Mailbox:
         while self._requests:
             self._requests.popleft()()
 
-    def work_until(self, done: Future[Any], timeout_seconds: float, notice: Callable[[], None]) -> bool:
-        """From the user's thread: one long safe point until `done`, or until the time is over: then `notice()`."""
+    def work_until(self, done: Future[Any], timeout_seconds: float) -> bool:
+        """From the user's thread: one long safe point until `done`, or until the time is over. Returns whether done."""
         done.add_done_callback(lambda future: self._wake.set())
         until = time.monotonic() + timeout_seconds
         while not done.done():
@@ -79,7 +85,6 @@ class Mailbox:
                 break
             left = until - time.monotonic()
             if left <= 0:
-                notice()
                 return False
             self._wake.wait(left)
         return True
@@ -166,9 +171,11 @@ class ThreadReplica:
 
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
-        apply_difference(self._attached.tensors, average, snapshot.vectors)
-        self._samples_averaged = snapshot.samples
-        self.last_average = average
+        try:
+            apply_difference(self._attached.tensors, average, snapshot.vectors)
+        finally:  # it is written whole even where an interrupt ends it
+            self._samples_averaged = snapshot.samples
+            self.last_average = average
         return self.steps - snapshot.steps
 
     def _take_state(self) -> State:
@@ -182,32 +189,49 @@ class ThreadReplica:
                     scalars[f"optimizer/{name}/{key}"] = value
         for name, buffer in self._attached.local_buffers.items():
             extras[f"buffer/{name}"] = buffer.detach().to("cpu", copy=True)
-        return State(pack(self._attached.tensors), extras, scalars, type(self._optimizer).__name__, self.progress)
+        return State(pack(self._attached.tensors), extras, scalars, signature(self._optimizer), self.progress)
 
     def _install(self, state: State) -> None:
+        """Everything is checked before the first value is written."""
+        buffers = {
+            name: state.extras.get(f"buffer/{name}", buffer) for name, buffer in self._attached.local_buffers.items()
+        }
+        for name, buffer in self._attached.local_buffers.items():
+            if (buffers[name].shape, buffers[name].dtype) != (buffer.shape, buffer.dtype):
+                raise ModelMismatch(
+                    f"this model's buffer {name} is {tuple(buffer.shape)} {buffer.dtype}, "
+                    f"the run's is {tuple(buffers[name].shape)} {buffers[name].dtype}"
+                )
+        moments = self._optimizer_state(state)
         apply_exact(self._attached.tensors, state.vectors)
         with torch.no_grad():
             for name, buffer in self._attached.local_buffers.items():
-                if f"buffer/{name}" in state.extras:
-                    buffer.copy_(state.extras[f"buffer/{name}"])
-        if state.optimizer == type(self._optimizer).__name__:
-            self._install_optimizer(state)
+                buffer.copy_(buffers[name])
+        for name, parameter in self._attached.parameters.items():
+            self._optimizer.state.pop(parameter, None)
+            if moments.get(name):
+                self._optimizer.state[parameter] = moments[name]
         self._inherited_steps = state.progress - self.steps
         self._samples_averaged = self._samples
         self.last_average = None
         self._untouched = state if self._untouched is not None else None
 
-    def _install_optimizer(self, state: State) -> None:
-        restored: dict[str, dict[str, Any]] = {name: {} for name in self._attached.parameters}
+    def _optimizer_state(self, state: State) -> dict[str, dict[str, Any]]:
+        """The donor's optimizer state by parameter; empty where it does not fit, so that ours starts afresh."""
+        found: dict[str, dict[str, Any]] = {name: {} for name in self._attached.parameters}
+        if state.optimizer != signature(self._optimizer):
+            return {}
         for path, value in (*state.extras.items(), *state.scalars.items()):
             kind, _, rest = path.partition("/")
             name, _, key = rest.rpartition("/")
-            if kind == "optimizer" and name in restored:
-                restored[name][key] = self._placed(value, key, name)
-        for name, parameter in self._attached.parameters.items():
-            self._optimizer.state.pop(parameter, None)
-            if restored[name]:
-                self._optimizer.state[parameter] = restored[name]
+            if kind != "optimizer" or name not in found:
+                continue
+            if isinstance(value, torch.Tensor):
+                same_shape = value.numel() == 1 or value.shape == self._attached.parameters[name].shape
+                if not same_shape or not torch.isfinite(value).all():
+                    return {}
+            found[name][key] = self._placed(value, key, name)
+        return found
 
     def _placed(self, value: Any, key: str, name: str) -> Any:
         """Optimizer state on its parameter's device; step counters stay on the CPU unless the optimizer is fused."""
@@ -218,3 +242,13 @@ class ThreadReplica:
         if key == "step" and not (group.get("fused") or group.get("capturable")):
             return value.clone()
         return value.to(parameter.device, copy=True)
+
+
+def signature(optimizer: torch.optim.Optimizer) -> str:
+    """The class of an optimizer and the options that decide what state it keeps: another's state does not fit."""
+    options = sorted(
+        f"{name}={bool(value)}"
+        for name, value in optimizer.param_groups[0].items()
+        if name in ("amsgrad", "centered", "momentum", "nesterov")
+    )
+    return f"{type(optimizer).__name__}({', '.join(options)})"
