@@ -17,7 +17,7 @@ from shoal.net.host import Host
 from shoal.net.identity import Identity
 from shoal.net.memory import MemoryNetwork, MemoryTransport
 from shoal.protocols.butterfly import Outcome, Rounds, butterfly
-from shoal.protocols.roll import Roll
+from shoal.protocols.roll_record import Roll
 
 BYTES_PER_SECOND = 12.5e6
 

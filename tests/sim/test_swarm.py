@@ -14,7 +14,7 @@ import torch
 from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch, RoundError
 from shoal.planning.shares import shares_by_bandwidth
 from shoal.protocols.butterfly import Outcome
-from shoal.protocols.roll import CALL
+from shoal.protocols.roll_record import CALL
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce
 
@@ -232,6 +232,31 @@ def test_a_member_that_gives_an_averaging_up_does_not_hold_up_the_others() -> No
         assert all(isinstance(outcome, RoundError | Outcome) for outcome in outcomes[1:]), outcomes
 
     World(seed=11, bytes_per_second=1e6).run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_views_of_who_is_there_differ_two_rolls_become_one(seed: int) -> None:
+    """News of who is there need not reach all in the same moment: collectors differ, averagings go on."""
+
+    async def scenario(world: World) -> None:
+        founder = await world.start("a", strategy=EVERY_SECOND, replica=replica(MARK))
+        await founder.attached.wait()
+        rest = [await world.start(name, peers=[founder.address], replica=replica()) for name in "bcd"]
+        peers = [founder, *rest]
+        await asyncio.sleep(3)
+        for _ in range(60):
+            await asyncio.sleep(0.3 * world.random.random())
+            late, unknown = world.random.sample(peers, 2)
+            record = late.peer.members.members.pop(unknown.id)
+            await asyncio.sleep(0.2 * world.random.random())
+            late.peer.members.members.setdefault(unknown.id, record)
+        await asyncio.sleep(3)
+        for peer in peers:
+            assert not peer.peer.history.failures, peer.peer.history.failures
+            times = [entry.at_seconds for entry in peer.peer.history.applied]
+            assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 3.5
+
+    World(seed=seed).run(scenario)
 
 
 def test_shares_follow_the_measured_bandwidths() -> None:

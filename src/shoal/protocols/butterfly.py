@@ -32,7 +32,7 @@ from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.planning.lateness import predicted_stragglers
 from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
-from shoal.protocols.roll import Roll
+from shoal.protocols.roll_record import Roll
 from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, as_bytes
 from shoal.tensors.mixing import PartMean
 

@@ -35,7 +35,7 @@ class Peer:
         self.stir = asyncio.Event()
         self.leaving = False
         members.on_change.append(self.stir.set)
-        self.rolls.on_invite.append(lambda series, number: self.stir.set())
+        self.rolls.on_invite.append(self.stir.set)
 
     def bandwidth(self) -> float | None:
         """Bytes per second of this peer's slower direction, as measured; None before there is a measurement."""

@@ -10,13 +10,14 @@ all that it expects have called or the deadline passed, and returns one record t
 
 When a collector dies, its callers go to the next-nearest with the same number; if some had their roll already, two
 rolls exist, each exact over those who take part in it. A higher number always wins: whoever waits in an older roll
-and hears of a newer one moves on to it.
+and hears of a newer one moves on to it. Where views of who is there differ, two may collect the same number: everybody
+moves to the nearer of those who invite.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shoal.core.errors import (
@@ -32,41 +33,23 @@ from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.overlay.membership import TRAINING, Membership, Record
 from shoal.planning.collector import collector_of, roll_deadline_seconds
-from shoal.tensors.flat import Shapes, check_shapes
+from shoal.protocols.roll_record import (
+    ALONE,
+    CALL,
+    MAX_FIGURE,
+    MAX_NUMBER,
+    OTHER_SHAPES,
+    TRAIN,
+    Here,
+    Invite,
+    Roll,
+    close_roll,
+    makes_sense,
+)
+from shoal.tensors.flat import Shapes
 
-TRAIN, CALL = "train", "call"
+MOVED = "moved"
 RETRY_SECONDS = 0.05
-MAX_FIGURE, MAX_NUMBER = 1e18, 2**53
-CLOSED, OTHER_SHAPES, ALONE = "closed", "shapes", "alone"
-
-
-class Here(Message, frozen=True):
-    """I take part in averaging `number`; I wait at most `patience_seconds` for the roll."""
-
-    series: str
-    number: int
-    weight: float
-    bandwidth: float | None
-    shapes: Shapes
-    patience_seconds: float
-
-
-class Roll(Message, frozen=True):
-    """Who takes part in one averaging, in order. Everything later follows from it by pure functions."""
-
-    roll_id: str
-    series: str
-    number: int
-    members: list[str]
-    weights: list[float]
-    bandwidths: list[float | None]
-
-
-class Invite(Message, frozen=True):
-    """Averaging `number` is being collected."""
-
-    series: str
-    number: int
 
 
 @dataclass
@@ -86,17 +69,17 @@ class RollBook:
         self._host, self._members = host, members
         self.newest: dict[str, int] = {}
         self._tried: dict[str, int] = {}
-        self._invited: dict[str, int] = {}
+        self._invited: dict[str, tuple[int, str]] = {}
         self._open: dict[tuple[str, int], _OpenRoll] = {}
         self._closed: dict[str, int] = {}
-        self.on_invite: list[Callable[[str, int], None]] = []
+        self.on_invite: list[Callable[[], None]] = []
         host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
         members.on_change.append(self._members_changed)
 
     def invited_to(self, series: str) -> bool:
         """Whether an averaging is being collected that this peer has not called for yet."""
-        return self._invited.get(series, 0) >= self._next(series)
+        return self._invitation(series)[0] >= self._next(series)
 
     def collecting(self) -> bool:
         """Whether others wait for a roll that this peer collects."""
@@ -104,6 +87,10 @@ class RollBook:
 
     def _next(self, series: str) -> int:
         return 1 + max(self.newest.get(series, 0), self._tried.get(series, 0))
+
+    def _invitation(self, series: str) -> tuple[int, str]:
+        """The newest number that is being collected, and the nearest of its collectors that was heard of."""
+        return self._invited.get(series, (0, ""))
 
     # -- the caller
 
@@ -120,8 +107,8 @@ class RollBook:
             candidates = self._participants(series)
             if len(candidates) < 2:
                 raise NobodyThere("no other peer takes part in averagings now")
-            number = self._tried[series] = number or max(self._next(series), self._invited.get(series, 0))
-            collector = collector_of(self._key, series, number, candidates)
+            number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
+            collector = self._collector(series, number, candidates)
             left = max(0.1, until - self._host.clock.now())
             here = Here(series, number, weight, bandwidth, shapes, left / 2)
             try:
@@ -134,47 +121,51 @@ class RollBook:
             except (CallTimeout, TimeoutError):
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
-                if error.code == CLOSED and self._host.clock.now() < until:  # a newer number is known by now
-                    self._note(series, _number_in(error.reason))
-                    number = 0
+                if error.code == MOVED and self._host.clock.now() < until:
+                    over = _number_in(error.reason)
+                    self._note(series, over)
+                    if over >= number or self._invitation(series)[0] > number:
+                        number = 0  # a newer averaging is under way; else the same one has a nearer collector
+                    await self._host.clock.sleep(0 if number == 0 else RETRY_SECONDS)
                     continue
                 failure = _outcome(error, collector, number)
             except ProtocolError as error:
                 failure = RoundError(f"collector {collector[:8]}: {error}", number)
             else:
-                self._check(roll, number)
-                self._note(series, number)
-                return roll
+                if makes_sense(roll, self._host.peer_id):
+                    self._note(series, number)
+                    return roll
+                failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
             raise failure
 
-    def _check(self, roll: Roll, number: int) -> None:
-        """A collector may be broken: what the round computes with is checked here. Raises RoundError."""
-        figures = [*roll.weights, *(bandwidth or 0.0 for bandwidth in roll.bandwidths)]
-        if (
-            self._host.peer_id not in roll.members
-            or len(set(roll.members)) != len(roll.members)
-            or not len(roll.members) == len(roll.weights) == len(roll.bandwidths)
-            or not all(0 <= figure <= MAX_FIGURE for figure in figures)
-        ):
-            raise RoundError("the collector sent a roll that makes no sense", number)
+    def _collector(self, series: str, number: int, candidates: Iterable[str]) -> str:
+        """The nearest of those we know and of those who said that they collect: views of who is there may differ."""
+        invited_number, inviter = self._invitation(series)
+        if invited_number == number and self._is_live(inviter):
+            candidates = {*candidates, inviter}
+        return collector_of(self._key, series, number, candidates)
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
-        """The roll that the collector closes; RefusedError(closed) as soon as a newer number is heard of."""
+        """The roll that it closes; RefusedError(moved) on news of a newer number, or of a nearer collector."""
         is_superseded = asyncio.Event()
 
-        def newer(series: str, number: int) -> None:
-            if series == here.series and number > here.number:
+        def newer() -> None:
+            number, _ = self._invitation(here.series)
+            if number > here.number or (
+                number == here.number and self._collector(here.series, number, (collector,)) != collector
+            ):
                 is_superseded.set()
 
         self.on_invite.append(newer)
+        newer()
         superseded = asyncio.create_task(is_superseded.wait(), name="hear of a newer roll")
         asking = asyncio.create_task(self._roll_from(collector, here, timeout_seconds), name="ask for the roll")
         try:
             await asyncio.wait((asking, superseded), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
-            raise self._closed_error(here.series)
+            raise self._moved(here.series)
         finally:
             self.on_invite.remove(newer)
             asking.cancel()
@@ -200,7 +191,9 @@ class RollBook:
         if not 0 < here.number <= MAX_NUMBER:
             raise ProtocolError(f"averaging number {here.number}")
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
-            raise self._closed_error(here.series)
+            raise self._moved(here.series)
+        if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
+            raise self._moved(here.series)  # a nearer one collects it: its invitation is on the way to the caller
         roll = self._open.get(key)
         if roll is None:
             roll = self._open[key] = _OpenRoll()
@@ -214,17 +207,17 @@ class RollBook:
             raise
         if isinstance(outcome, Roll):
             return outcome
-        raise outcome or self._closed_error(here.series)
+        raise outcome or self._moved(here.series)
 
-    def _closed_error(self, series: str) -> RefusedError:
-        return RefusedError(str(self.newest.get(series, 0)), CLOSED)
+    def _moved(self, series: str) -> RefusedError:
+        return RefusedError(str(self.newest.get(series, 0)), MOVED)
 
     async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
         for peer_id in self._participants(series):
             self._host.tell(peer_id, Invite(series, number))
-        self._hear_invitation(series, number)
+        self._hear_invitation(series, number, self._host.peer_id)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
             patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
@@ -237,38 +230,13 @@ class RollBook:
             pass  # those who called are the roll
         finally:
             del self._open[key]
-            self._closed[series] = max(number, self._closed.get(series, 0))
-            self._note(series, number)
-        roll.closed.set_result({} if roll.superseded else self._close(series, number, roll.callers))
-
-    def _close(self, series: str, number: int, callers: dict[str, Here]) -> dict[str, Roll | RefusedError]:
-        """The record for each caller. Whoever came with other shapes than most is told where they differ."""
-        alive = {peer_id: here for peer_id, here in sorted(callers.items()) if self._is_live(peer_id)}
-        by_shapes: dict[str, list[str]] = {}
-        for peer_id, here in alive.items():
-            by_shapes.setdefault(repr([(tuple(shape), dtype) for shape, dtype in here.shapes]), []).append(peer_id)
-        if not by_shapes:
-            return {}
-        chosen = max(by_shapes.values(), key=lambda peers: (len(peers), peers))
-        outcome: dict[str, Roll | RefusedError] = {}
-        for peer_id, here in alive.items():
-            other = alive[chosen[0]] if peer_id not in chosen else next(
-                (alive[them] for them in alive if them not in chosen), here
-            )  # fmt: skip
-            if peer_id in chosen and (len(chosen) > 1 or other is here):
-                continue
-            try:
-                check_shapes(here.shapes, other.shapes)
-            except TensorError as error:
-                outcome[peer_id] = RefusedError(f"{error.index} {error.problem}", OTHER_SHAPES)
-        if len(chosen) == 1:
-            outcome.setdefault(chosen[0], RefusedError("nobody else called in time", ALONE))
-            return outcome
-        roll = Roll(
-            self._host.random.randbytes(16).hex(), series, number, chosen,
-            [alive[peer_id].weight for peer_id in chosen], [alive[peer_id].bandwidth for peer_id in chosen],
-        )  # fmt: skip
-        return outcome | dict.fromkeys(chosen, roll)
+        if roll.superseded:
+            roll.closed.set_result({})
+            return
+        self._closed[series] = max(number, self._closed.get(series, 0))
+        self._note(series, number)
+        callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
+        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers))
 
     # -- both
 
@@ -290,19 +258,22 @@ class RollBook:
         }
 
     def _is_live(self, peer_id: str) -> bool:
-        return peer_id == self._host.peer_id or peer_id in self._members.members
+        return peer_id == self._host.peer_id or self._host.linked(peer_id)
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
         if invite.series in (TRAIN, CALL) and 0 < invite.number <= MAX_NUMBER:
-            self._hear_invitation(invite.series, invite.number)
+            self._hear_invitation(invite.series, invite.number, peer_id)
         return invite
 
-    def _hear_invitation(self, series: str, number: int) -> None:
-        self._invited[series] = max(number, self._invited.get(series, 0))
+    def _hear_invitation(self, series: str, number: int, inviter: str) -> None:
+        known, _ = self._invitation(series)
+        if number < known or (number == known and self._collector(series, number, (inviter,)) != inviter):
+            return
+        self._invited[series] = number, inviter
         for notice in list(self.on_invite):
-            notice(series, number)
+            notice()
         for (other, older), roll in self._open.items():
-            if other == series and older < number:
+            if other == series and (older < number or (older == number and inviter != self._host.peer_id)):
                 roll.superseded = True
                 roll.changed.set()
 

@@ -17,7 +17,7 @@ from shoal.overlay.membership import CATCHING_UP, JOINED, TRAINING
 from shoal.protocols.download import Download
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, State
-from shoal.protocols.roll import TRAIN
+from shoal.protocols.roll_record import TRAIN
 
 POLL_SECONDS = 0.2
 GIVE_UP_SECONDS = 20.0

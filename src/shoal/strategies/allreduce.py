@@ -21,7 +21,7 @@ from shoal.overlay.membership import TRAINING
 from shoal.protocols.butterfly import Outcome, butterfly
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
-from shoal.protocols.roll import TRAIN
+from shoal.protocols.roll_record import TRAIN
 from shoal.strategies.options import check_number
 from shoal.tensors.flat import Shapes, Vectors
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import AttachError, LeftError, OptionError
 from shoal.core.events import Event
-from shoal.protocols.roll import CALL
+from shoal.protocols.roll_record import CALL
 from shoal.protocols.taking_part import take_part
 from shoal.strategies import build_strategy
 from shoal.strategies.allreduce import AllReduce

@@ -1,0 +1,86 @@
+"""What is said in a roll, and how its collector closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.core.errors import RefusedError, TensorError
+from shoal.net.envelope import Message
+from shoal.tensors.flat import Shapes, check_shapes
+
+TRAIN, CALL = "train", "call"
+OTHER_SHAPES, ALONE = "shapes", "alone"
+MAX_FIGURE, MAX_NUMBER = 1e18, 2**53
+
+
+class Here(Message, frozen=True):
+    """I take part in averaging `number`; I wait at most `patience_seconds` for the roll."""
+
+    series: str
+    number: int
+    weight: float
+    bandwidth: float | None
+    shapes: Shapes
+    patience_seconds: float
+
+
+class Roll(Message, frozen=True):
+    """Who takes part in one averaging, in order. Everything later follows from it by pure functions."""
+
+    roll_id: str
+    series: str
+    number: int
+    members: list[str]
+    weights: list[float]
+    bandwidths: list[float | None]
+
+
+class Invite(Message, frozen=True):
+    """Averaging `number` is being collected."""
+
+    series: str
+    number: int
+
+
+def makes_sense(roll: Roll, me: str) -> bool:
+    """Whether this peer can compute with a roll that it was sent: its collector may be broken."""
+    figures = [*roll.weights, *(bandwidth or 0.0 for bandwidth in roll.bandwidths)]
+    return (
+        me in roll.members
+        and len(set(roll.members)) == len(roll.members) == len(roll.weights) == len(roll.bandwidths)
+        and all(0 <= figure <= MAX_FIGURE for figure in figures)
+    )
+
+
+def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Here]) -> dict[str, Roll | RefusedError]:
+    """The record for each caller. Whoever came with other shapes than most is told where they differ."""
+    by_shapes: dict[str, list[str]] = {}
+    for peer_id, here in sorted(callers.items()):
+        by_shapes.setdefault(repr([(tuple(shape), dtype) for shape, dtype in here.shapes]), []).append(peer_id)
+    if not by_shapes:
+        return {}
+    members = max(by_shapes.values(), key=lambda peers: (len(peers), peers))
+    strangers = [peer_id for peer_id in sorted(callers) if peer_id not in members]
+    outcome: dict[str, Roll | RefusedError] = {
+        peer_id: _other_shapes(callers[peer_id].shapes, callers[members[0]].shapes) for peer_id in strangers
+    }
+    if len(members) > 1:
+        roll = Roll(
+            roll_id, series, number, members,
+            [callers[peer_id].weight for peer_id in members], [callers[peer_id].bandwidth for peer_id in members],
+        )  # fmt: skip
+        return outcome | dict.fromkeys(members, roll)
+    alone = members[0]
+    if strangers:
+        outcome[alone] = _other_shapes(callers[alone].shapes, callers[strangers[0]].shapes)
+    else:
+        outcome[alone] = RefusedError("nobody else called in time", ALONE)
+    return outcome
+
+
+def _other_shapes(ours: Shapes, theirs: Shapes) -> RefusedError:
+    try:
+        check_shapes(ours, theirs)
+    except TensorError as error:
+        return RefusedError(f"{error.index} {error.problem}", OTHER_SHAPES)
+    raise AssertionError("two groups of callers with the same shapes")
