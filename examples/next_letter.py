@@ -1,13 +1,15 @@
 """A small network guesses the next letter of Python's own standard library, trained by a swarm of any size.
 
-    python examples/next_letter.py                   alone
-    shoal run examples/next_letter.py --peers 3      three local peers
+    python examples/next_letter.py                       alone, one pass over the text
+    shoal run examples/next_letter.py --peers 3 -- 10    three local peers, ten passes
     shoal run examples/next_letter.py --join shoal://...
 
 The loop is the usual one; the lines with `swarm` are shoal's.
 """
 
+import itertools
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -48,8 +50,9 @@ def main() -> None:
     loader = DataLoader(Letters(["argparse", "inspect", "typing"]), batch_size=32, shuffle=True, generator=shuffle)
     unseen = torch.stack([torch.cat([letters, next_one[None]]) for letters, next_one in Letters(["bisect"])])
 
+    passes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     with swarm:
-        for step, (inputs, targets) in enumerate(loader):
+        for step, (inputs, targets) in enumerate(itertools.chain.from_iterable(loader for _ in range(passes))):
             loss = nn.functional.cross_entropy(model(inputs), targets)
             loss.backward()
             optimizer.step()

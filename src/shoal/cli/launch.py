@@ -75,9 +75,6 @@ class Launch:
             self._kill_rest()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        for slot, code in enumerate(codes):
-            if code and self._stopped_by is None:
-                say(f"peer {slot} ended with exit code {code}")
         if figures is not None:
             seconds = time.monotonic() - started_at
             figures.write_text(json.dumps({"exit_codes": codes, "seconds": seconds}, indent=2) + "\n")
@@ -131,7 +128,12 @@ class Launch:
                 reader = threading.Thread(target=_prefixed, args=(slot, source, target), daemon=True)
                 reader.start()
                 self._readers.append(reader)
-        threading.Thread(target=lambda: self._happened.put(("ended", child.wait())), daemon=True).start()
+        threading.Thread(target=lambda: self._tell_end(slot, child.wait()), daemon=True).start()
+
+    def _tell_end(self, slot: int, code: int) -> None:
+        if code and self._stopped_by is None:
+            say(f"peer {slot} " + (f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"))
+        self._happened.put(("ended", code))
 
     def _free_identity(self, slot: int) -> Path:
         """The identity this machine keeps for its first, second, ... local peer; those in use are passed over."""

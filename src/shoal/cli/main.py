@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,28 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train one PyTorch model on many unequal, unreliable machines, with no coordinator.\n\n"
-    "Examples:  shoal demo\n\n           shoal run train.py --run birds",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shoal {importlib.metadata.version('shoal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train one PyTorch model on many unequal, unreliable machines, with no coordinator.
+
+    Examples:  shoal demo
+
+               shoal run train.py --run birds
+    """
+
 
 Join = Annotated[list[str] | None, typer.Option("--join", metavar="ADDRESS", help="A peer that is already there.")]
 Secret = Annotated[str | None, typer.Option(help="The run's secret; by default a random one in the address.")]

@@ -1,4 +1,4 @@
-"""Runs a user's script in a process of `shoal run`, so that Ctrl-C ends it without a traceback.
+"""Runs a user's script in a process of `shoal run`, so that Ctrl-C, or what shoal refuses, ends it without a traceback.
 
 python -m shoal.cli.script SCRIPT ARGS...
 """
@@ -12,6 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
+from shoal.core.errors import ShoalError
+from shoal.training.announce import say
+
 
 def main() -> int:
     """The script's own exit code, or 130 after an interrupt."""
@@ -22,9 +25,13 @@ def main() -> int:
         signal.signal(signal.SIGBREAK, signal.default_int_handler)
     try:
         runpy.run_path(script, run_name="__main__")
+    except ShoalError as error:
+        say(f"{type(error).__name__}: {error}")
+        return 1
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the goodbye
         atexit._run_exitfuncs()  # says goodbye where the script did not
+        say("interrupted; this peer said goodbye")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(130)  # tearing torch down takes longer than a person who pressed Ctrl-C waits

@@ -229,7 +229,7 @@ class TcpTransport:
         except (ssl.SSLError, ConnectionError) as error:
             raise PeerLost(f"what listens there is no shoal peer ({error})") from None
         except OSError as error:
-            raise PeerLost(f"can't be reached ({error.strerror or error})") from None
+            raise PeerLost(f"can't be reached ({os.strerror(error.errno) if error.errno else error})") from None
         self._channels.add(channel)
         return channel
 

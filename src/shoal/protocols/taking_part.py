@@ -124,7 +124,7 @@ async def _catch_up(peer: Peer, replica: Replica) -> None:
     done = download.progress
     peer.log.add(
         "downloaded",
-        f"{done.total_bytes} bytes of state at step {state.progress} from {len(set(done.donors))} donors "
+        f"{done.total_bytes} bytes of state at step {state.progress} (donors: {len(set(done.donors))}) "
         f"({done.fetched_bytes} bytes fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept)",
     )
 

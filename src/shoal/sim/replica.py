@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class VirtualReplica:
-    """`values` (float32) grow by `drift` each `step_seconds`; requests are worked off at the end of a step.
+    """A copy of `values`, `tensors[0]`, grows by `drift` each `step_seconds`; requests are worked off after each step.
 
     The drift stands for the optimizer: it makes every step visible in the values, so a lost one can be counted.
     """

@@ -25,6 +25,7 @@ from shoal.protocols.roll_record import TRAIN
 from shoal.strategies.options import check_number
 from shoal.tensors.flat import Shapes, Vectors
 
+EVERY_SECONDS = 2.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """After a failed averaging, doubling with each failure in a row."""
 
@@ -33,22 +34,22 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 class AllReduce:
     """One group of all peers that take part; each averaging costs a peer 2 s (n-1)/n bytes for s bytes of parameters.
 
-    `every_seconds` or `every_steps` (of the fastest peer): how often; the other is None. `timeout_seconds`: when an
-    averaging is given up. `part_bytes`: the unit of contribution.
+    `every_seconds` (2 where neither is given) or `every_steps` (of the fastest peer): how often. `timeout_seconds`:
+    when an averaging is given up. `part_bytes`: how much is sent, averaged and returned at a time.
     """
 
-    every_seconds: float | None = 2.0
+    every_seconds: float | None = None
     every_steps: int | None = None
     timeout_seconds: float = 30.0
     part_bytes: int = 1 << 19
 
     def __post_init__(self) -> None:
-        if self.every_steps is not None and self.every_seconds == 2.0:
-            object.__setattr__(self, "every_seconds", None)  # steps were asked for: the default interval gives way
+        if self.every_steps is None and self.every_seconds is None:
+            object.__setattr__(self, "every_seconds", EVERY_SECONDS)
         check_number("every_seconds", self.every_seconds, 0.01, 86400, optional=True)
         check_number("every_steps", self.every_steps, 1, 10**9, whole=True, optional=True)
-        if (self.every_seconds is None) == (self.every_steps is None):
-            raise OptionError("every_seconds", self.every_seconds, "given when every_steps is not, and None when it is")
+        if self.every_seconds is not None and self.every_steps is not None:
+            raise OptionError("every_seconds", self.every_seconds, "left out where every_steps is given")
         check_number("timeout_seconds", self.timeout_seconds, 1, 3600)
         check_number("part_bytes", self.part_bytes, 1024, 4 << 20, whole=True)
 
@@ -64,9 +65,8 @@ class AllReduce:
                 outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
                 stale_steps = await replica.offer(outcome.vectors, snapshot)
             except (NobodyThere, RoundError, TensorError, RemoteError) as error:
-                if last and isinstance(error, NobodyThere):
-                    return
-                peer.history.failed(error)
+                if not isinstance(error, NobodyThere) or peer.members.others(TRAINING):
+                    peer.history.failed(error)
                 await _something_new(peer, min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
                 failures = min(failures + 1, 10)
             else:

@@ -24,10 +24,9 @@ def alone_seconds() -> float:
 
 def invitation(address: str, command: str, run: str) -> list[str]:
     """How others join, and from where each endpoint can be reached."""
-    lines = [f"others join with:  {command} --join {address}"]
+    own = "" if parse_address(address).secret else f" --run {run} --secret THE-SECRET"
+    lines = [f"others join with:  {command} --join {address}{own}"]
     lines += [f"  {place} is reachable from {_reach(place.host)}" for place in parse_address(address).endpoints]
-    if parse_address(address).secret is None:
-        lines.append(f"  the secret is not part of the address: add --run {run} and the same --secret there")
     return lines
 
 

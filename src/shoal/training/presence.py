@@ -27,6 +27,9 @@ from shoal.training.settings import Settings
 from shoal.training.state_folder import RunFolder
 
 SECRET_BYTES = 16
+SHOWN = ("advice", "yielded")
+SHOWN_LIVE = ("joined", "left", "lost", "refused", "downloaded", "failed")
+"""Events that a person at the terminal of `shoal run` sees as they happen; the others are in the report."""
 
 
 class Presence:
@@ -49,7 +52,9 @@ class Presence:
         if self.settings.secret is not None:
             return self.settings.secret
         if self.settings.peers:
-            raise OptionError("secret", None, "given when the address does not contain it")
+            raise OptionError(
+                "secret", None, "given (secret=, --secret, SHOAL_SECRET): the address does not contain it"
+            )
         return self._folder.read().secret or make_secret(os.urandom(SECRET_BYTES), self.settings.run)
 
     @property
@@ -78,7 +83,8 @@ class Presence:
                 prepare()
                 await self._listen()
                 self.members.start()
-                named, remembered = self.settings.peers, self._folder.addresses()
+                named, here = self.settings.peers, set(self.host.endpoints)
+                remembered = [known for known in self._folder.addresses() if not here.issuperset(known.endpoints)]
                 await enter(self.members, self.settings.run, named, remembered, self.settings.join_timeout_seconds)
                 self._tell_launcher()
                 self.host.spawn(self._keep_remembering(), "remember peers")
@@ -90,8 +96,8 @@ class Presence:
         self.log.add("fault", f"asyncio: {context.get('exception') or context.get('message')!r}")
 
     def _tell(self, event: Event) -> None:
-        if event.kind in ("advice", "yielded"):
-            say(f"peer {event.peer_id[:8]}: {event.reason}")
+        if event.kind in SHOWN or (event.kind in SHOWN_LIVE and os.environ.get("SHOAL_ANNOUNCE")):
+            say(f"{event.kind} {event.peer_id[:8]}: {event.reason}".replace(" :", ":"))
         self._on_event(event)
 
     async def _listen(self) -> None:
@@ -115,7 +121,8 @@ class Presence:
             say(line)
         await self.host.clock.sleep(alone_seconds())
         if not self.members.met:
-            say(f"nobody has connected yet, after {alone_seconds():g} s. Does a firewall close this port?")
+            places = ", ".join(map(str, self.host.endpoints))
+            say(f"nobody has connected yet to {places}, after {alone_seconds():g} s. Does a firewall close this port?")
 
     async def _keep_remembering(self) -> None:
         """At once whenever somebody comes: this peer may be killed the next moment, and must find them again."""
@@ -125,6 +132,7 @@ class Presence:
         while True:
             changed.clear()
             peers = {record.peer_id: record.endpoints for record in self.members.members.values()}
+            peers[self.members.me.peer_id] = self.members.me.endpoints  # another process of this machine finds us
             if peers != written:
                 self._folder.remember(self._secret, self.host.endpoints[0].port, peers)
                 written = peers

@@ -42,17 +42,21 @@ class Report:
     def __str__(self) -> str:
         rate = self.bandwidth_bytes_per_second
         lines = [
-            f"run {self.run}, peer {self.peer_id[:8]}: {self.state} after {self.seconds:.1f} s",
-            f"  steps        {self.steps} here; {self.progress} are behind this state",
+            f"run {self.run}, peer {self.peer_id[:8]}: {self.state}, {self.seconds:.1f} s after it joined",
+            f"  steps        {self.steps} taken here, on a state that was trained for {self.progress} in all",
             f"  averagings   {self.averagings} applied, {len(self.failures)} failed, "
             f"{self.staleness_steps:.1f} local steps stale on average",
             f"  peers        {len(self.peers_now)} now, {len(self.peers_met)} met",
-            f"  traffic      {self.bytes_sent / 1e6:.1f} MB sent, {self.bytes_received / 1e6:.1f} MB received"
-            + (f", {rate / 1e6:.1f} MB/s when busy" if rate else ""),
+            f"  traffic      {_size(self.bytes_sent)} sent, {_size(self.bytes_received)} received"
+            + (f", {_size(rate)}/s when busy" if rate else ""),
         ]
         lines += [f"  failed       number {f.number} at {f.at_seconds:.1f} s: {f.reason}" for f in self.failures[-5:]]
         lines += [f"  {event}" for event in self.events if event.kind not in ("averaged", "failed")][-12:]
         return "\n".join(lines)
+
+
+def _size(count_bytes: float) -> str:
+    return f"{count_bytes / 1e6:.1f} MB" if count_bytes >= 1e6 else f"{count_bytes / 1e3:.1f} kB"
 
 
 @dataclass(frozen=True)

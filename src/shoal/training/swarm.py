@@ -15,6 +15,7 @@ import numbers
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ Result = TypeVar("Result")
 LAST_AVERAGING_SECONDS = 10.0
 SAY_EVERY_SECONDS = 10.0
 MAX_WEIGHT = 1e15
+_attached_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def join(
@@ -78,6 +80,7 @@ class Swarm:
         self._mailbox = Mailbox()
         self._replica: ThreadReplica | None = None
         self._taking_part: Future[None] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self._hooks: list[Any] = []
         self._left = False
         atexit.register(self.leave)
@@ -101,7 +104,7 @@ class Swarm:
 
     def peers(self) -> list[PeerInfo]:
         """The other live peers, by their own word."""
-        members = self._node.peer.members.members
+        members = self._node.peer.members.members if not self._left else {}
         return [
             PeerInfo(r.peer_id, r.role, r.state, r.steps, r.step_seconds, r.averagings, r.bandwidth, tuple(r.endpoints))
             for r in list(members.values())
@@ -115,7 +118,8 @@ class Swarm:
         """Let the swarm train this model: everyone but the founder takes over the run's state here, before it returns.
 
         Only parameters in the optimizer's groups that require a gradient are averaged, and floating buffers; all else
-        stays local. `batch_size`: samples of one step, the weight of this peer's work; `count` says it step by step.
+        stays local. `batch_size`: samples of one step, the weight of this peer's work; `count` says it step by step;
+        without either, a step weighs as one sample.
 
         Raises AttachError, ModelMismatch, CharterMismatch, DownloadError. Waits, and says so every 10 s, where the
         run's founder has not attached yet.
@@ -128,6 +132,8 @@ class Swarm:
             )
         if batch_size is not None and (isinstance(batch_size, bool) or not 0 < batch_size < 2**31):
             raise OptionError("batch_size", batch_size, "a positive number of samples")
+        if optimizer in _attached_optimizers:
+            raise AttachError("this optimizer is attached to another swarm of this process: leave that one first")
         replica = ThreadReplica(model, optimizer, self._mailbox, batch_size)
         default = options_of(AllReduce())
         training: Future[None] = Future()
@@ -144,7 +150,7 @@ class Swarm:
         )
         taking_part.add_done_callback(lambda done: on_training())
         try:
-            self._wait(training, math.inf, "waits for the founder to attach its model, or downloads the run's state")
+            self._wait(training, math.inf, self._what_attach_waits_for)
         except BaseException as error:
             taking_part.cancel()
             _end_quietly(error)
@@ -153,6 +159,8 @@ class Swarm:
             self._node.unwatch()
             taking_part.result()
         self._replica, self._taking_part = replica, taking_part
+        self._optimizer = optimizer
+        _attached_optimizers.add(optimizer)
         self._hooks = [
             optimizer.register_step_post_hook(lambda optimizer, args, kwargs: self._step_done()),
             model.register_forward_pre_hook(self._first_batch, with_kwargs=True),
@@ -202,6 +210,7 @@ class Swarm:
 
         Returns new tensors (same shapes, types and devices) and a report; the given ones stay as they are. The mean is
         weighted; without any weight everybody's values stay. It travels in float32 (float64 stays), rounded once.
+        It waits for those who have not called yet for half of `timeout_seconds` at most.
 
         Raises NobodyThere at once when alone, TensorError with the index of a tensor that can't be averaged (integer,
         bool, complex, NaN, other shapes than the others'), OptionError for a weight, RoundError when it failed.
@@ -249,6 +258,8 @@ class Swarm:
             raise
         finally:
             self._left = True
+            if self._optimizer is not None:
+                _attached_optimizers.discard(self._optimizer)
             atexit.unregister(self.leave)
             for hook in self._hooks:
                 hook.remove()
@@ -270,19 +281,28 @@ class Swarm:
         """Run on the network thread; the waiting user's thread serves as a safe point."""
         future = self._node.submit(work)
         try:
-            self._wait(future, timeout_seconds, "")
+            self._wait(future, timeout_seconds, None)
         except BaseException:
             future.cancel()
             raise
         return future.result()
 
-    def _wait(self, future: Future[Any], timeout_seconds: float, what: str) -> None:
+    def _what_attach_waits_for(self) -> str:
+        members = self._node.peer.members
+        if members.charter is None or not members.charter.complete:
+            return "waits for the run's founder to attach its model"
+        return (
+            "waits for the run's state: another peer gives it at its next optimizer step, or where its loop "
+            "pauses, at swarm.sync_point()"
+        )
+
+    def _wait(self, future: Future[Any], timeout_seconds: float, what: Callable[[], str] | None) -> None:
         until = time.monotonic() + timeout_seconds
         while not self._mailbox.work_until(future, min(SAY_EVERY_SECONDS, until - time.monotonic())):
             if time.monotonic() >= until:
                 raise TimeoutError(f"the network thread did not answer within {timeout_seconds:g} s")
-            if what:
-                say(f"this peer {what} ({len(self.peers())} other peers are here)")
+            if what is not None:
+                say(f"this peer {what()} (other peers here: {len(self.peers())})")
 
 
 def batch_digest(inputs: Sequence[Any]) -> str:
