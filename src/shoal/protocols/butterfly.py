@@ -89,7 +89,7 @@ class Reducer:
     """What one member reduces in one round: its own share."""
 
     def __init__(self, host: Host, roll: Roll, parts: list[Part], out: Vectors) -> None:
-        self._host, self._roll, self.parts, self._out = host, roll, parts, out
+        self._host, self.parts, self._out = host, parts, out
         self._weights = dict(zip(roll.members, roll.weights, strict=True))
         contributors = [peer_id for peer_id, weight in self._weights.items() if weight > 0]
         self.reductions = [_Reduction(dict.fromkeys(contributors), PartMean(part.stop - part.start)) for part in parts]
