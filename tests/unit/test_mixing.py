@@ -158,3 +158,23 @@ def test_the_tensors_keep_their_identity_and_strides() -> None:
     apply_exact(tensors, vectors)
     apply_difference(tensors, vectors, vectors)
     assert [(tensor.data_ptr(), tensor.stride(), tensor.requires_grad) for tensor in tensors] == facts
+
+
+class Interrupting(torch.Tensor):
+    """A parameter at which Ctrl-C comes, once."""
+
+    interrupts = 1
+
+    def copy_(self, *args):
+        if Interrupting.interrupts:
+            Interrupting.interrupts -= 1
+            raise KeyboardInterrupt
+        return super().copy_(*args)
+
+
+def test_an_interrupt_in_the_middle_leaves_nothing_half_written() -> None:
+    Interrupting.interrupts = 1
+    tensors = [torch.zeros(3), torch.zeros(4).as_subclass(Interrupting), torch.zeros(5)]
+    with pytest.raises(KeyboardInterrupt):
+        apply_exact(tensors, (torch.ones(12), torch.empty(0, dtype=torch.float64)))
+    assert all(bool((tensor == 1).all()) for tensor in tensors)

@@ -207,3 +207,63 @@ def test_a_changed_schema_is_a_typed_error(user, change):
         user.model.wide.data = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(shoal.SchemaChanged, match="wide"):
         user.during_safe_points(user.replica.snapshot())
+
+
+def a_replica(optimizer_class=torch.optim.AdamW, positions: int = 4, **options) -> ThreadReplica:
+    torch.manual_seed(positions)
+    model = nn.Linear(3, 2)
+    model.register_buffer("positions", torch.arange(positions))
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)
+    replica = ThreadReplica(model, optimizer, Mailbox(), 1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    replica.step_done()
+    replica.model, replica.optimizer = model, optimizer
+    return replica
+
+
+def test_a_state_with_another_buffer_is_refused_before_anything_is_written() -> None:
+    donor, newcomer = a_replica(positions=5), a_replica(positions=4)
+    before = {name: value.clone() for name, value in newcomer.model.state_dict().items()}
+    with pytest.raises(shoal.ModelMismatch, match="buffer positions"):
+        newcomer._install(donor._take_state())
+    assert all(torch.equal(value, before[name]) for name, value in newcomer.model.state_dict().items())
+
+
+def test_optimizer_state_is_taken_over_from_the_same_kind_of_optimizer() -> None:
+    donor, newcomer = a_replica(), a_replica()
+    donor.optimizer.state[donor.model.weight]["exp_avg"].fill_(7.0)
+    newcomer._install(donor._take_state())
+    assert (newcomer.optimizer.state[newcomer.model.weight]["exp_avg"] == 7.0).all()
+    assert torch.equal(newcomer.model.weight, donor.model.weight)
+
+
+@pytest.mark.parametrize("other", [{"optimizer_class": torch.optim.SGD}, {"amsgrad": True}])
+def test_where_the_optimizers_differ_it_starts_afresh_and_steps(other) -> None:
+    donor, newcomer = a_replica(), a_replica(**other)
+    newcomer._install(donor._take_state())
+    assert not newcomer.optimizer.state[newcomer.model.weight]
+    newcomer.optimizer.step()
+
+
+def test_a_donors_moments_that_are_not_finite_are_not_taken_over() -> None:
+    donor, newcomer = a_replica(), a_replica()
+    donor.optimizer.state[donor.model.weight]["exp_avg"][0, 0] = float("nan")
+    newcomer._install(donor._take_state())
+    assert not newcomer.optimizer.state[newcomer.model.weight]
+
+
+def test_work_that_ctrl_c_ends_is_answered_and_the_interrupt_goes_on(network) -> None:
+    mailbox = Mailbox()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    asked = network.ask(mailbox.ask(interrupted))
+    deadline = time.monotonic() + 10
+    with pytest.raises(KeyboardInterrupt):
+        while time.monotonic() < deadline:
+            mailbox.work()
+    with pytest.raises(shoal.RoundError, match="interrupted"):
+        asked.result(10)
