@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.trsock
+import contextlib
 import hashlib
+import ipaddress
 import os
 import socket
 import ssl
 import tempfile
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -213,7 +216,7 @@ class TcpTransport:
         return reachable_endpoints(listen.host, port)
 
     async def dial(self, endpoint: Endpoint) -> Channel:
-        host = "127.0.0.1" if endpoint.host in own_hosts() else endpoint.host
+        host = "127.0.0.1" if endpoint.host in own_hosts() else await _resolve(endpoint.host)
         done: asyncio.Future[TcpChannel] = asyncio.get_running_loop().create_future()
         try:
             await asyncio.get_running_loop().create_connection(
@@ -224,8 +227,6 @@ class TcpTransport:
             channel = await done
         except ConnectionRefusedError:
             raise PeerLost("connection refused: nobody listens there") from None
-        except socket.gaierror as error:
-            raise PeerLost(f"unknown host {endpoint.host!r} ({error.strerror})") from None
         except (ssl.SSLError, ConnectionError) as error:
             raise PeerLost(f"what listens there is no shoal peer ({error})") from None
         except OSError as error:
@@ -271,6 +272,40 @@ def _public_key(certificate: bytes) -> bytes:
     except ValueError:
         key = None
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else b"not an ed25519 certificate"
+
+
+async def _resolve(host: str) -> str:
+    """The address of a name, looked up in a daemon thread. Raises PeerLost.
+
+    asyncio's own look-up runs in an executor that is waited for at exit: a slow name server would hold up the end.
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # a name
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[str] = loop.create_future()
+
+    def look_up() -> None:
+        address, problem = "", None
+        try:
+            address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError as error:
+            problem = PeerLost(f"unknown host {host!r} ({error.strerror or error})")
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(_settle, found, address, problem)
+
+    threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
+    return await found
+
+
+def _settle(found: asyncio.Future[str], address: str, problem: PeerLost | None) -> None:
+    if found.done():
+        return
+    if problem is not None:
+        found.set_exception(problem)
+    else:
+        found.set_result(address)
 
 
 def own_hosts() -> set[str]:
