@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
 from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
-from shoal.net.envelope import Message
+from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
 
@@ -231,7 +231,7 @@ class Membership:
 
     async def _status(self, peer_id: str, status: Status) -> Message:
         self._learn(peer_id, status.record)
-        return status
+        return Done()
 
     def _tell_everybody(self) -> None:
         for peer_id in self.members:
@@ -379,7 +379,7 @@ class Membership:
 
     async def _complaint(self, peer_id: str, complaint: Complaint) -> Message:
         self.host.log.add("refused", f"it could not take part: {complaint.reason[:300]}", peer_id)
-        return complaint
+        return Done()
 
     def _changed(self) -> None:
         for notice in self.on_change:

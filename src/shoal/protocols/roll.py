@@ -29,7 +29,7 @@ from shoal.core.errors import (
     RoundError,
     TensorError,
 )
-from shoal.net.envelope import Message
+from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
 from shoal.overlay.membership import TRAINING, Membership, Record
 from shoal.planning.collector import collector_of, roll_deadline_seconds
@@ -263,7 +263,7 @@ class RollBook:
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
         if invite.series in (TRAIN, CALL) and 0 < invite.number <= MAX_NUMBER:
             self._hear_invitation(invite.series, invite.number, peer_id)
-        return invite
+        return Done()
 
     def _hear_invitation(self, series: str, number: int, inviter: str) -> None:
         known, _ = self._invitation(series)

@@ -26,7 +26,7 @@ FRESH_AVERAGE_SECONDS = 30.0
 
 
 class Strategy(Protocol):
-    """One algorithm: averages a replica with the other peers, for ever."""
+    """One algorithm: averages a replica with the other peers until this one leaves."""
 
     async def run(self, peer: Peer, replica: Replica) -> None:
         """All running state is local to this coroutine."""
