@@ -43,12 +43,14 @@ from shoal.core.events import Event
 
 if TYPE_CHECKING:
     from shoal.strategies.allreduce import AllReduce
+    from shoal.strategies.moshpit import Moshpit
     from shoal.training.report import AveragingReport, PeerInfo, Report
     from shoal.training.swarm import Swarm, join
 
 _NEEDS_TORCH = {
     "AllReduce": "shoal.strategies.allreduce",
     "AveragingReport": "shoal.training.report",
+    "Moshpit": "shoal.strategies.moshpit",
     "PeerInfo": "shoal.training.report",
     "Report": "shoal.training.report",
     "Swarm": "shoal.training.swarm",
@@ -77,6 +79,7 @@ __all__ = [
     "LeftError",
     "MismatchError",
     "ModelMismatch",
+    "Moshpit",
     "NobodyThere",
     "OptionError",
     "PeerInfo",

@@ -190,7 +190,7 @@ class Trial:
             return await dial(endpoint)
 
         self.transport.dial = counted
-        self.host.on_lost = lambda *loss: self.lost.append(loss)
+        self.host.on_lost.append(lambda *loss: self.lost.append(loss))
 
     @property
     def id(self) -> str:

@@ -16,8 +16,11 @@ from shoal.core.events import EventLog
 from shoal.net.host import Host
 from shoal.net.identity import Identity
 from shoal.net.memory import MemoryNetwork, MemoryTransport
-from shoal.protocols.butterfly import Outcome, Rounds, butterfly
+from shoal.protocols.butterfly import butterfly
+from shoal.protocols.outcome import Outcome, is_exact
 from shoal.protocols.roll_record import Roll
+from shoal.protocols.round_record import whole_group
+from shoal.protocols.rounds import Rounds
 
 BYTES_PER_SECOND = 12.5e6
 
@@ -75,16 +78,17 @@ async def average(
     """What each member's butterfly returned or raised; None for those who are in the roll and do not come."""
     ids = [member.host.peer_id for member in group]
     roll = Roll(f"roll-{weights}", "call", 1, ids, list(weights), list(bandwidths))
+
+    async def one(number: int, member: Member) -> Outcome:
+        result = await butterfly(
+            member.rounds, whole_group(roll), vectors[number], source=member.host.peer_id, mass=weights[number],
+            part_bytes=part_bytes, timeout_seconds=timeout_seconds,
+        )  # fmt: skip
+        return Outcome(result.vectors, roll, (result.report,), (), is_exact(roll, result))
+
     running = {
-        number: asyncio.create_task(
-            butterfly(
-                member.host, member.rounds, roll, vectors[number], part_bytes=part_bytes,
-                timeout_seconds=timeout_seconds,
-            )
-        )
-        for number, member in enumerate(group)
-        if number not in absent
-    }  # fmt: skip
+        number: asyncio.create_task(one(number, member)) for number, member in enumerate(group) if number not in absent
+    }
     watching = asyncio.create_task(_call_often(meanwhile))
     try:
         results = await asyncio.gather(*running.values(), return_exceptions=True)

@@ -18,7 +18,7 @@ from oracles.butterfly import butterfly as oracle
 from oracles.butterfly import shares
 from shoal.core.errors import RoundError
 from shoal.core.loop import run_virtual
-from shoal.protocols.butterfly import Outcome
+from shoal.protocols.outcome import Outcome
 from shoal.tensors.flat import pack
 from shoal.tensors.mixing import apply_difference
 

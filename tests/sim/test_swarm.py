@@ -13,7 +13,7 @@ import torch
 
 from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch, RoundError
 from shoal.planning.shares import shares_by_bandwidth
-from shoal.protocols.butterfly import Outcome
+from shoal.protocols.outcome import Outcome
 from shoal.protocols.roll_record import CALL
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce

@@ -24,3 +24,28 @@ async def contained(work: Coroutine[Any, Any, Result]) -> Result:
         await asyncio.gather(task, return_exceptions=True)
         raise
     return task.result()
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
+    """Run all until one ends, then end the others. Returns its place and its result, or raises what it raised.
+
+    Of several that end in the same moment the first in the list counts.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        place = next(place for place, task in enumerate(tasks) if task.done())
+        return place, tasks[place].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group of groups: a TaskGroup that failed once says it in a group of one."""
+    while True:
+        error = errors.exceptions[0]
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        errors = error

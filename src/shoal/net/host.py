@@ -56,7 +56,7 @@ StreamHandler = Callable[[Stream, Any], Awaitable[None]]
 class Host:
     """One peer's end of the network. Use `async with host:`; everything it started ends with it.
 
-    `on_link(peer_id)` and `on_lost(peer_id, reason, polite)` are set by whoever keeps the members.
+    Whoever wants to know that a peer is gone appends to `on_lost` a callback of (peer_id, reason, polite).
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class Host:
         self.remotes: dict[str, Remote] = {}
         self.sent, self.received = RateGauge(), RateGauge()
         self.faults: deque[Exception] = deque(maxlen=MAX_FAULTS)
-        self.on_link: Callable[[str], None] = lambda peer_id: None
-        self.on_lost: Callable[[str, str, bool], None] = lambda peer_id, reason, polite: None
+        self.on_lost: list[Callable[[str, str, bool], None]] = []
         self._closing = False
         self._running: dict[asyncio.Task[None], None] = {}
         self._call_ids = itertools.count(1)
@@ -191,7 +190,6 @@ class Host:
         remote.links.append(channel)
         remote.connections += 1
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
-        self.on_link(peer_id)
 
     async def _read_link(self, remote: Remote, channel: Channel) -> None:
         reason, polite = "its connection closed", False
@@ -226,7 +224,8 @@ class Host:
     def _unlink(self, remote: Remote, reason: str, polite: bool) -> None:
         remote.close(reason)
         if not self._closing:
-            self.on_lost(remote.peer_id, reason, polite)
+            for notice in self.on_lost:
+                notice(remote.peer_id, reason, polite)
 
     async def _heartbeat(self) -> None:
         """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""

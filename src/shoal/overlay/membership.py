@@ -112,7 +112,7 @@ class Membership:
         self.on_change: list[Callable[[], None]] = []
         self.on_yield: Callable[[], None] = lambda: None
         self.refresh: Callable[[], dict[str, Any]] = dict
-        host.on_lost = self._lost
+        host.on_lost.append(self._lost)
         host.serve(Introduce, self._introduce)
         host.serve(Status, self._status)
         host.serve(Claim, self._claim)

@@ -67,9 +67,9 @@ def _largest_group(count: int, dims: tuple[int, ...]) -> int:
     return largest
 
 
-def block_of(number: int, dims: tuple[int, ...], rounds_done: int) -> int | None:
-    """The block of a member after that many rounds; None before the first, where each is its own."""
-    return number % prod(dims[rounds_done:]) if rounds_done else None
+def block_of(number: int, dims: tuple[int, ...], rounds_done: int) -> int:
+    """The block of a member after that many rounds: all its members hold one value."""
+    return number % prod(dims[rounds_done:]) if rounds_done else number
 
 
 def grid_groups(count: int, dims: tuple[int, ...], round_index: int) -> list[list[int]]:

@@ -4,372 +4,271 @@ The flat vectors are cut into shares, one for each member, by bandwidth; a share
 to each other member k, sends its values of k's share part by part, and receives the means of k's parts on the same one:
 
     member i                                  reducer k
-      Begin(roll)                    ->
+      Begin(round, source, mass)     ->
       Part(0), values                ->         sums up, weighted
       Part(1), values                ->         once all who live have delivered part 0:
-                                     <-       Mean(0, weight), values
+                                     <-       Mean(0, version, weight), values
       ...                                       ...
                                      <-       Mean(n), values
 
 A member sends 2 s (n-1)/n bytes for a vector of s bytes. A sender that dies, or is late, is left out of the parts that
-it has not delivered: the mean of each part is over those who did. A reducer that dies fails the round for now. Nothing
-is written anywhere but into a new result, so a failed round leaves every value as it was.
+it has not delivered: the mean of each part is over those who did. Where a reducer dies, the next member in its parts'
+order takes them over, and a closing exchange makes all who live hold the same versions (see agreement.py). Nothing is
+written anywhere but into a new result, so a failed round leaves every value as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from statistics import median
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
-from shoal.core.tasks import contained
-from shoal.net.envelope import Message
-from shoal.net.host import Host
+from shoal.core.tasks import contained, first_error, first_of
 from shoal.net.stream import Stream, StreamEnded
-from shoal.planning.lateness import predicted_stragglers
-from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
-from shoal.protocols.roll_record import Roll
-from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, as_bytes
-from shoal.tensors.mixing import PartMean
+from shoal.protocols.agreement import close, failed, take_over
+from shoal.protocols.reducer import BEGIN_SECONDS, STALL_SECONDS, Reducer
+from shoal.protocols.round_record import LEFT_OUT, Begin, Group, PartMeanSent, PartSent
+from shoal.protocols.round_state import Round
+from shoal.protocols.rounds import Rounds
+from shoal.tensors.flat import Vectors, as_bytes
 
-WATCH_SECONDS = 0.1
-FETCH_SECONDS = 10.0
-"""How long a member may take for one part's mean before nobody waits for it: 0.5 MB at 0.4 Mbit/s."""
-FAILED = "round failed"
-ROLL_WAIT_SECONDS = 5.0
-"""A member may hear of the roll a moment later than those who open streams to it."""
+REDUCERS_WATCH_SECONDS = 0.5
+LATE_REDUCER_SECONDS = 5.0
+"""A reducer is given up when it would end this much after the group's median, and beyond 3 x of it."""
 
 
-class Begin(Message, frozen=True):
-    """The stream's first word: which roll it belongs to."""
+@dataclass(frozen=True)
+class PartReport:
+    """One part: elements [start, stop) of flat vector number `vector`, reduced by `reducer` in `attempt`.
 
-    roll_id: str
+    Its values are the mean, over a total `weight`, of those of `contributors`.
+    """
 
-
-class PartSent(Message, frozen=True):
-    """A contributor's values of part `index` of the receiver's share; the payload holds them."""
-
-    index: int
-
-
-class PartMeanSent(Message, frozen=True):
-    """The mean of part `index`, over a total `weight`; without weight there is no payload and values stay."""
-
-    index: int
+    vector: int
+    start: int
+    stop: int
+    attempt: int
+    reducer: str
+    contributors: tuple[str, ...]
     weight: float
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an averaging brought: new vectors, and who is in them."""
+class RoundReport:
+    """One group round, as one member saw it. `left_out` and `lost` give the reason for each peer id.
+
+    `lost`: gone, or given up, in the round. `exchanges`: lists of versions exchanged at its end; none where all was
+    clean. `averaged`: the share of elements that have a mean, 0 to 1.
+    """
+
+    round_index: int
+    members: tuple[str, ...]
+    left_out: dict[str, str]
+    lost: dict[str, str]
+    exchanges: int
+    bytes_sent: int
+    bytes_received: int
+    obtaining_seconds: float
+    closing_seconds: float
+    parts: tuple[PartReport, ...]
+
+    @property
+    def averaged(self) -> float:
+        elements = sum(part.stop - part.start for part in self.parts)
+        return sum(part.stop - part.start for part in self.parts if part.weight > 0) / elements if elements else 1.0
+
+    @property
+    def contributed(self) -> tuple[str, ...]:
+        """Members whose values are in every part, or stand in it for others of the same source."""
+        inside = [set(part.contributors) for part in self.parts]
+        return tuple(who for who in self.members if all(who in part for part in inside))
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """New vectors, and the `mass` that they stand for: the total weight in them."""
 
     vectors: Vectors
-    roll: Roll
-    contributed: tuple[str, ...]
-    """Members whose values are in every part that this member reduced."""
-    exact: bool
-    """Every part's weight is the roll's total weight: nobody is missing anywhere."""
+    mass: float
+    report: RoundReport
 
-
-@dataclass
-class _Reduction:
-    """One part on its way: who still has to deliver it, and the sum so far."""
-
-    waiting: dict[str, None]
-    mean: PartMean | None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    weight: float = 0.0
-
-
-class Reducer:
-    """What one member reduces in one round: its own share."""
-
-    def __init__(self, host: Host, roll: Roll, parts: list[Part], out: Vectors) -> None:
-        self._host, self.parts, self._out = host, parts, out
-        self._weights = dict(zip(roll.members, roll.weights, strict=True))
-        contributors = [peer_id for peer_id, weight in self._weights.items() if weight > 0]
-        self.reductions = [_Reduction(dict.fromkeys(contributors), PartMean(part.stop - part.start)) for part in parts]
-        self.delivered = dict.fromkeys(contributors, 0)
-        self.left_out: dict[str, str] = {}
-        self.unserved = {peer_id: math.inf for peer_id in roll.members if peer_id != host.peer_id}
-        self.failure = ""
-        self._progressed = asyncio.Event()
-        for index in range(len(parts)):
-            self._finish_if_whole(index)
-
-    def contribute(self, sender: str, index: int, values: Tensor) -> None:
-        """Add a sender's values of one part. What came too late, twice, or from nobody in the roll changes nothing."""
-        if not 0 <= index < len(self.parts):
-            raise ProtocolError(f"part {index} of {len(self.parts)}")
-        reduction = self.reductions[index]
-        if sender not in reduction.waiting or reduction.mean is None:
-            return
-        if len(values) != self.parts[index].stop - self.parts[index].start:
-            raise ProtocolError(f"part {index} has {len(values)} values")
-        if not reduction.mean.add(values, self._weights[sender]):
-            self.leave_out(sender, "its values are not finite")
-            return
-        del reduction.waiting[sender]
-        self.delivered[sender] += 1
-        self._finish_if_whole(index)
-
-    def leave_out(self, sender: str, reason: str) -> None:
-        """Go on without the parts that this sender has not delivered."""
-        if sender in self.left_out or self.delivered.get(sender, len(self.parts)) == len(self.parts):
-            return
-        self.left_out[sender] = reason
-        self._host.log.add("late" if reason.startswith("late") else "warning", f"left out: {reason}", sender)
-        for index, reduction in enumerate(self.reductions):
-            if reduction.waiting.pop(sender, 0) is None:
-                self._finish_if_whole(index)
-
-    def _finish_if_whole(self, index: int) -> None:
-        reduction = self.reductions[index]
-        if reduction.waiting or reduction.mean is None:
-            return
-        reduction.mean.write(self.values(index))
-        reduction.weight, reduction.mean = reduction.mean.weight, None
-        reduction.done.set()
-        self._progressed.set()
-
-    def values(self, index: int) -> Tensor:
-        """Where the mean of a part is written."""
-        part = self.parts[index]
-        return self._out[part.vector][part.start : part.stop]
-
-    def fail(self, reason: str) -> None:
-        """Tell the members that wait for this share why it will not come."""
-        self.failure = self.failure or reason
-        for reduction in self.reductions:
-            reduction.done.set()
-
-    async def watch(self) -> None:
-        """Leave out whoever is dead, silent for too long, or far slower than the others; return when all are served."""
-        started_at = self._host.clock.now()
-        while self._unfinished():
-            self._progressed.clear()
-            try:
-                async with asyncio.timeout(WATCH_SECONDS):
-                    while self._unfinished():
-                        await self._progressed.wait()
-                        self._progressed.clear()
-            except TimeoutError:
-                self._leave_out_late(self._host.clock.now(), started_at)
-
-    def _unfinished(self) -> bool:
-        """Whether a part lacks a contribution, or a live member may still fetch means of this share."""
-        if any(reduction.waiting for reduction in self.reductions):
-            return True
-        missing = (peer_id for peer_id in self.unserved if peer_id not in self.left_out)
-        return bool(self.parts) and any(self._host.linked(peer_id) for peer_id in missing)
-
-    def serving(self, peer_id: str) -> None:
-        """This member has just taken another part's mean."""
-        self.unserved[peer_id] = self._host.clock.now()
-
-    def served(self, peer_id: str) -> None:
-        """This member has fetched all it wanted, or broke off."""
-        self.unserved.pop(peer_id, None)
-        self._progressed.set()
-
-    def _leave_out_late(self, now: float, started_at: float) -> None:
-        if not any(reduction.waiting for reduction in self.reductions):
-            for peer_id, taken_at in list(self.unserved.items()):
-                self.unserved[peer_id] = min(taken_at, now)
-                if now - taken_at > FETCH_SECONDS:
-                    self.served(peer_id)
-        for sender, count in self.delivered.items():
-            if sender == self._host.peer_id or count == len(self.parts):
-                continue
-            if not self._host.linked(sender):
-                self.leave_out(sender, "it is not connected")
-                continue
-            bulk = self._host.remotes[sender].bulk
-            silent_seconds = now - max(started_at, bulk.last_heard)
-            if silent_seconds > bulk.patience_seconds():
-                self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
-        fractions = {sender: count / len(self.parts) for sender, count in self.delivered.items()} if self.parts else {}
-        for sender in predicted_stragglers(fractions, now - started_at):
-            self.leave_out(sender, "late: it would take more than 3 x the group's median")
-
-
-class Rounds:
-    """The group rounds under way at one peer; streams find theirs by its roll."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._reducers: dict[str, tuple[Roll, Reducer]] = {}
-        self._opened = asyncio.Event()
-        host.serve_stream(Begin, self._serve)
-
-    def open(self, roll: Roll, reducer: Reducer) -> None:
-        """Serve the streams of this roll from now on; the last but one of its series is forgotten."""
-        earlier = [old for old, (of, _) in self._reducers.items() if of.series == roll.series]
-        for old in earlier[:-1]:
-            del self._reducers[old]
-        self._reducers[roll.roll_id] = roll, reducer
-        self._opened.set()
-        self._opened = asyncio.Event()
-
-    async def _serve(self, stream: Stream, begin: Begin) -> None:
-        """The reducer's side of one stream."""
-        try:
-            async with asyncio.timeout(ROLL_WAIT_SECONDS):
-                while begin.roll_id not in self._reducers:
-                    await self._opened.wait()
-        except TimeoutError:
-            raise RefusedError("this roll is not open here") from None
-        roll, reducer = self._reducers[begin.roll_id]
-        if stream.peer_id not in roll.members:
-            raise RefusedError("a stranger to this roll")
-        try:
-            async with asyncio.TaskGroup() as both_ways:
-                both_ways.create_task(self._receive(stream, reducer), name="receive parts")
-                both_ways.create_task(self._send(stream, reducer), name="send means")
-        except ExceptionGroup as errors:
-            raise root_cause(errors) from None
-        finally:
-            reducer.served(stream.peer_id)
-
-    async def _receive(self, stream: Stream, reducer: Reducer) -> None:
-        sender = stream.peer_id
-        try:
-            while True:
-                message, payload = await stream.receive(PartSent)
-                if not 0 <= message.index < len(reducer.parts):
-                    raise ProtocolError(f"part {message.index} of {len(reducer.parts)}")
-                dtype = WIRE_DTYPES[reducer.parts[message.index].vector]
-                if len(payload) % dtype.itemsize or not len(payload):
-                    raise ProtocolError(f"a part of {len(payload)} bytes")
-                reducer.contribute(sender, message.index, torch.frombuffer(payload, dtype=dtype))
-        except StreamEnded:
-            reducer.leave_out(sender, "it ended before its last part")
-        except RemoteError as error:
-            reducer.leave_out(sender, str(error))
-            raise
-
-    async def _send(self, stream: Stream, reducer: Reducer) -> None:
-        for index, reduction in enumerate(reducer.reductions):
-            await reduction.done.wait()
-            if reducer.failure:
-                raise RefusedError(reducer.failure, FAILED)
-            payload = as_bytes(reducer.values(index)) if reduction.weight > 0 else b""
-            await stream.send(PartMeanSent(index, reduction.weight), payload)
-            reducer.serving(stream.peer_id)
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The total weight of each part."""
+        return tuple(part.weight for part in self.report.parts)
 
 
 async def butterfly(
-    host: Host, rounds: Rounds, roll: Roll, vectors: Vectors, *, part_bytes: int, timeout_seconds: float
-) -> Outcome:
-    """Average `vectors` over the members of a roll. Returns new vectors; raises RoundError and then changed nothing."""
-    owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares_by_bandwidth(roll.bandwidths), part_bytes)
-    result = vectors[0].clone(), vectors[1].clone()
-    me = roll.members.index(host.peer_id)
-    reducer = Reducer(host, roll, owned[me], result)
-    rounds.open(roll, reducer)
-    weights: list[float] = []  # of every part
+    rounds: Rounds, group: Group, vectors: Vectors, *, source: str, mass: float, part_bytes: int, timeout_seconds: float
+) -> RoundResult:
+    """Average `vectors` over the members of a group; `source` and `mass` say what this member's stand for.
+
+    Raises RoundError, and then nothing was changed.
+    """
+    host = rounds.host
+    clock, sent, received = host.clock, host.sent.total_bytes, host.received.total_bytes
+    round_ = Round(host, group, vectors, source, mass, part_bytes, rounds.dropped)
+    reducer = Reducer(round_)
+    rounds.open(round_, reducer)
+    started_at = clock.now()
     try:
         async with asyncio.timeout(timeout_seconds):
-            await contained(_all_streams(host, roll, owned, reducer, vectors, result, weights))
-    except asyncio.CancelledError:
-        reducer.fail("its reducer broke off")
-        raise
+            await contained(_obtain(round_, reducer))
+            obtained_at = clock.now()
+            exchanges = await contained(close(round_, reducer))
     except TimeoutError:
-        failure: Exception = RoundError(f"not done within {timeout_seconds:g} s", roll.number, tuple(roll.members))
+        failure: BaseException = failed(round_, f"not done within {timeout_seconds:g} s")
     except ExceptionGroup as errors:
-        failure = root_cause(errors)
+        failure = first_error(errors)
+    except RoundError as error:
+        failure = error
+    except asyncio.CancelledError:
+        round_.fail()
+        raise
     else:
-        total = sum(roll.weights)
-        exact = all(abs(weight - total) <= 1e-9 * total for weight in weights)
-        return Outcome(result, roll, tuple(who for who in reducer.delivered if who not in reducer.left_out), exact)
-    reducer.fail(failure.reason if isinstance(failure, RoundError) else "an error at the reducer")
+        report = RoundReport(
+            group.round_index, group.members, dict(reducer.left_out), dict(round_.lost), exchanges,
+            host.sent.total_bytes - sent, host.received.total_bytes - received,
+            obtained_at - started_at, clock.now() - obtained_at, _part_reports(round_),
+        )  # fmt: skip
+        return RoundResult(round_.settle(), _mass(report.parts), report)
+    round_.fail()
     raise failure
 
 
-async def _all_streams(
-    host: Host, roll: Roll, owned: list[list[Part]], reducer: Reducer, vectors: Vectors, result: Vectors,
-    weights: list[float],
-) -> None:  # fmt: skip
-    """Reduce the own share, and exchange with the reducer of each other one, all at once."""
-    weight = roll.weights[roll.members.index(host.peer_id)]
-    mine = vectors if weight > 0 else None
+def _part_reports(round_: Round) -> tuple[PartReport, ...]:
+    members = round_.group.members
+    return tuple(
+        PartReport(
+            part.vector, part.start, part.stop, held.version[0],
+            members[round_.order(owner)[held.version[0]]], tuple(members[n] for n in held.contributors), held.weight,
+        )
+        for part, owner, held in zip(round_.parts, round_.owners, round_.held, strict=True)
+        if held is not None
+    )  # fmt: skip
+
+
+def _mass(parts: tuple[PartReport, ...]) -> float:
+    """The weight behind the result: the same number at all members, since they agree on the parts."""
+    weights = {part.weight for part in parts}
+    if len(weights) < 2:
+        return weights.pop() if weights else 0.0
+    sizes = [part.stop - part.start for part in parts]
+    return sum(part.weight * size for part, size in zip(parts, sizes, strict=True)) / sum(sizes)
+
+
+async def _obtain(round_: Round, reducer: Reducer) -> None:
+    """Reduce the own share, and exchange with the reducer of each other one, all at once, until all is held."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(reducer.watch(), name="watch")
-        tasks.create_task(_reduce_own(reducer, host.peer_id, mine, weights), name="own share")
-        for peer_id, parts in zip(roll.members, owned, strict=True):
-            if peer_id != host.peer_id and parts:
-                tasks.create_task(_exchange(host, roll, peer_id, parts, mine, result, weights), name="exchange")
+        tasks.create_task(_lose_late_reducers(round_), name="watch reducers")
+        tasks.create_task(_reduce_own(round_, reducer), name="own share")
+        for who in round_.others():
+            if not round_.host.linked(who):
+                tasks.create_task(_meet(round_, who), name="meet")
+        for number in dict.fromkeys(round_.owners):
+            if number != round_.me:
+                tasks.create_task(_from_reducer(round_, reducer, number), name="exchange")
 
 
-async def _reduce_own(reducer: Reducer, me: str, mine: Vectors | None, weights: list[float]) -> None:
-    """Add this member's own values to its own share, and wait until every part of it is whole."""
-    if mine is not None:
-        for index, part in enumerate(reducer.parts):
-            reducer.contribute(me, index, mine[part.vector][part.start : part.stop])
-            await asyncio.sleep(0)
-    for reduction in reducer.reductions:
-        await reduction.done.wait()
-        weights.append(reduction.weight)
-
-
-async def _exchange(
-    host: Host, roll: Roll, peer_id: str, parts: list[Part], mine: Vectors | None, result: Vectors, weights: list[float]
-) -> None:
-    """The member's side of one stream: its values to one reducer, that reducer's means back. Raises RoundError."""
+async def _meet(round_: Round, who: str) -> None:
+    """Connect to a member that this peer has no link to. It is lost where that fails."""
+    remote = round_.host.remotes.get(who)
     try:
-        async with host.stream(peer_id, Begin(roll.roll_id)) as stream, asyncio.TaskGroup() as both_ways:
-            if mine is not None:
-                both_ways.create_task(_contribute(stream, parts, mine), name="send parts")
-            both_ways.create_task(_collect(stream, parts, result, weights), name="receive means")
+        await round_.host.link(remote.endpoints if remote else (), who)
+    except RemoteError as error:
+        round_.lose(who, f"it can't be reached: {error}")
+
+
+async def _reduce_own(round_: Round, reducer: Reducer) -> None:
+    """Add this member's own values to its own share, and wait until every part of it is whole."""
+    for index in reducer.share if round_.mass > 0 else ():
+        if reducer.reducing(index):
+            reducer.contribute(round_.host.peer_id, index, round_.own_values(index))
+        await asyncio.sleep(0)
+    await round_.until(lambda: not round_.missing(round_.me))
+
+
+async def _from_reducer(round_: Round, reducer: Reducer, number: int) -> None:
+    """All parts of one member's share: from itself, or, when it dies, from those who take over."""
+    who = round_.group.members[number]
+
+    def came_from_others() -> bool:
+        held = [round_.held[index] for index in round_.owned_by(number)]
+        return all(one is not None for one in held) and any(one.version[0] > 0 for one in held if one is not None)
+
+    try:
+        await first_of(round_.unless_lost(who, _exchange(round_, number)), round_.until(came_from_others))
     except (RemoteError, ExceptionGroup) as error:
-        cause = root_cause(error)
-        if isinstance(cause, RefusedError) and cause.code == FAILED:
-            reason = cause.reason
-        elif isinstance(cause, PeerLost):
-            reason = f"{peer_id[:8]} died before it sent all of its share"
-        elif isinstance(cause, RemoteError):
-            reason = f"{peer_id[:8]}: {cause}"
-        else:
+        cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+        if not isinstance(cause, RemoteError):
             raise cause from None
-        raise RoundError(reason, roll.number, tuple(roll.members)) from None
+        round_.hear(who, cause)
+        if isinstance(cause, RefusedError) and cause.code == LEFT_OUT:
+            raise failed(round_, round_.cut_off) from None
+    if round_.missing(number):
+        await take_over(round_, reducer, number)
 
 
-async def _contribute(stream: Stream, parts: list[Part], mine: Vectors) -> None:
-    for index, part in enumerate(parts):
-        await stream.send(PartSent(index), as_bytes(mine[part.vector][part.start : part.stop]))
+async def _exchange(round_: Round, number: int) -> None:
+    """The member's side of one stream: its values to one reducer, that reducer's means back."""
+    begin = Begin(round_.group.where, round_.source, round_.mass)
+    indices = round_.owned_by(number)
+    async with round_.host.stream(round_.group.members[number], begin) as stream, asyncio.TaskGroup() as both_ways:
+        if round_.mass > 0:
+            both_ways.create_task(_contribute(stream, round_, indices), name="send parts")
+        both_ways.create_task(_collect(stream, round_, indices), name="receive means")
 
 
-async def _collect(stream: Stream, parts: list[Part], result: Vectors, weights: list[float]) -> None:
-    for index, part in enumerate(parts):
+async def _contribute(stream: Stream, round_: Round, indices: list[int]) -> None:
+    for index in indices:
+        await stream.send(PartSent(index), as_bytes(round_.own_values(index)))
+
+
+async def _collect(stream: Stream, round_: Round, indices: list[int]) -> None:
+    for index in indices:
         try:
             message, payload = await stream.receive(PartMeanSent)
         except StreamEnded:
-            raise ProtocolError("it ended before its last mean") from None
-        target = result[part.vector][part.start : part.stop]
-        if message.index != index or len(payload) != (target.nbytes if message.weight > 0 else 0):
-            raise ProtocolError(f"mean {message.index} of {len(payload)} bytes where part {index} was due")
-        if message.weight > 0:
-            means = torch.frombuffer(payload, dtype=target.dtype)
-            if not torch.isfinite(means).all():
-                raise ProtocolError(f"mean {index} is not finite")
-            target.copy_(means)
-        weights.append(message.weight)
+            raise PeerLost("it ended before its last mean") from None
+        if message.index != index:
+            raise ProtocolError(f"mean {message.index} where part {index} was due")
+        round_.hold(index, round_.read_mean(message, payload))
 
 
-def root_cause(error: BaseException) -> Exception:
-    """The first error of a group that says most: one that a reducer passed on before a connection that merely broke."""
-    flat: list[Exception] = []
+async def _lose_late_reducers(round_: Round) -> None:
+    """Give up a reducer that lives but does not deliver: silent for long, or far slower than all the others."""
+    host = round_.host
+    started_at = looked_at = host.clock.now()
+    owners = [number for number in dict.fromkeys(round_.owners) if number != round_.me]
+    while any(round_.missing(number) for number in owners):
+        try:
+            async with asyncio.timeout(REDUCERS_WATCH_SECONDS):
+                await round_.until(lambda: not any(round_.missing(number) for number in owners))
+        except TimeoutError:
+            now = host.clock.now()
+            if now - looked_at > REDUCERS_WATCH_SECONDS + STALL_SECONDS:
+                started_at = now  # our own stall is no lateness of theirs
+            for number, reason in _late_reducers(round_, owners, now, started_at):
+                round_.lose(round_.group.members[number], f"late: {reason}")
+        looked_at = host.clock.now()
 
-    def gather(one: BaseException) -> None:
-        if isinstance(one, BaseExceptionGroup):
-            for inner in one.exceptions:
-                gather(inner)
-        elif isinstance(one, Exception):
-            flat.append(one)
 
-    gather(error)
-    return min(flat, key=lambda one: isinstance(one, PeerLost))
+def _late_reducers(round_: Round, owners: list[int], now: float, started_at: float) -> list[tuple[int, str]]:
+    elapsed = now - started_at
+    shares = {number: round_.owned_by(number) for number in owners}
+    held = {number: len(share) - len(round_.missing(number)) for number, share in shares.items()}
+    ends = {number: elapsed * len(shares[number]) / count for number, count in held.items() if count}
+    limit = max(3 * median(ends.values()), median(ends.values()) + LATE_REDUCER_SECONDS) if len(ends) > 2 else None
+    late = []
+    for number in owners:
+        remote = round_.host.remotes.get(round_.group.members[number])
+        if not round_.missing(number) or remote is None:
+            continue
+        silent = now - max(started_at, remote.bulk.last_heard)
+        if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
+            late.append((number, f"silent for {silent:.1f} s"))
+        elif limit is not None and ends.get(number, 0.0) > limit:
+            late.append((number, "it would take more than 3 x the group's median"))
+    return late

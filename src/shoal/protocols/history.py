@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.core.errors import RoundError
 from shoal.core.events import EventLog
-from shoal.protocols.butterfly import Outcome
+from shoal.protocols.outcome import Outcome
 
 KEPT = 10_000
 

@@ -9,10 +9,10 @@ from shoal.core.compute import Compute
 from shoal.core.events import EventLog
 from shoal.net.host import Host
 from shoal.overlay.membership import Membership
-from shoal.protocols.butterfly import Rounds
 from shoal.protocols.download import Donor
 from shoal.protocols.history import History
 from shoal.protocols.roll import RollBook
+from shoal.protocols.rounds import Rounds
 
 
 class Peer:

@@ -29,8 +29,8 @@ from shoal.overlay.membership import TRAINER, Membership
 from shoal.protocols.peer import Peer
 from shoal.protocols.taking_part import take_part
 from shoal.sim.replica import VirtualReplica
-from shoal.strategies import build_strategy
-from shoal.strategies.allreduce import AllReduce
+from shoal.strategies import AnyStrategy, build_strategy
+from shoal.strategies.moshpit import Moshpit
 from shoal.strategies.options import options_of
 
 Result = TypeVar("Result")
@@ -79,14 +79,14 @@ class SimPeer:
         self._stop.set()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def start(self, key: bytes, peers: Sequence[str], remembered: Sequence[str], strategy: AllReduce | None) -> None:
+    def start(self, key: bytes, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None) -> None:
         """Begin its life in a task of its own."""
         identity = Identity(key)
         self._transport = self._world.network.transport(self.name, identity, self.bytes_per_second)
         self._task = asyncio.create_task(self._live(identity, peers, remembered, strategy), name=self.name)
 
     async def _live(
-        self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: AllReduce | None
+        self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None
     ) -> None:
         world, clock = self._world, Clock(virtual_wall)
         log = EventLog(clock.now)
@@ -126,7 +126,7 @@ class SimPeer:
             self.attached.set()
 
         schema = [("theta", tuple(replica.tensors[0].shape), "float32")]
-        default = options_of(AllReduce())
+        default = options_of(Moshpit())
         host.spawn(replica.train(host.clock), "train")
         host.spawn(take_part(self.peer, replica, schema, wanted, default, build_strategy, training), "take part")
 
@@ -162,7 +162,7 @@ class World:
         *,
         peers: Sequence[str] = (),
         remembered: Sequence[str] = (),
-        strategy: AllReduce | None = None,
+        strategy: AnyStrategy | None = None,
         replica: VirtualReplica | None = None,
         key: bytes | None = None,
         port: int = 1,

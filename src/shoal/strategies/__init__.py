@@ -5,11 +5,13 @@ from __future__ import annotations
 from shoal.core.errors import CharterMismatch
 from shoal.overlay.charter import Options
 from shoal.strategies.allreduce import AllReduce
+from shoal.strategies.moshpit import Moshpit
 
-STRATEGIES = {"AllReduce": AllReduce}
+AnyStrategy = AllReduce | Moshpit
+STRATEGIES: dict[str, type[AnyStrategy]] = {"AllReduce": AllReduce, "Moshpit": Moshpit}
 
 
-def build_strategy(options: Options) -> AllReduce:
+def build_strategy(options: Options) -> AnyStrategy:
     """The strategy that a charter names. Raises CharterMismatch when this shoal does not have it."""
     name = options.get("name")
     if name not in STRATEGIES:

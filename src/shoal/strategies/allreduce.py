@@ -13,21 +13,17 @@ the training loop around it is local SGD by the difference rule (reference secti
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
-from shoal.core.errors import NobodyThere, OptionError, RemoteError, RoundError, TensorError
-from shoal.overlay.membership import TRAINING
-from shoal.protocols.butterfly import Outcome, butterfly
+from shoal.protocols.averaging import average_in_background
+from shoal.protocols.butterfly import butterfly
+from shoal.protocols.outcome import Outcome, is_exact
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
 from shoal.protocols.roll_record import TRAIN
-from shoal.strategies.options import check_number
+from shoal.protocols.round_record import whole_group
+from shoal.strategies.options import check_averaging
 from shoal.tensors.flat import Shapes, Vectors
-
-EVERY_SECONDS = 2.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-"""After a failed averaging, doubling with each failure in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,75 +40,26 @@ class AllReduce:
     part_bytes: int = 1 << 19
 
     def __post_init__(self) -> None:
-        if self.every_steps is None and self.every_seconds is None:
-            object.__setattr__(self, "every_seconds", EVERY_SECONDS)
-        check_number("every_seconds", self.every_seconds, 0.01, 86400, optional=True)
-        check_number("every_steps", self.every_steps, 1, 10**9, whole=True, optional=True)
-        if self.every_seconds is not None and self.every_steps is not None:
-            raise OptionError("every_seconds", self.every_seconds, "left out where every_steps is given")
-        check_number("timeout_seconds", self.timeout_seconds, 1, 3600)
-        check_number("part_bytes", self.part_bytes, 1024, 4 << 20, whole=True)
+        check_averaging(self)
 
     async def run(self, peer: Peer, replica: Replica) -> None:
-        """Average until this peer leaves. What fails is recorded, changes nothing, and is tried again soon."""
-        last_at, last_steps, failures = peer.clock.now(), replica.steps, 0
-        last = False
-        while not last:
-            await self._due(peer, replica, last_at, last_steps)
-            started_at, last = peer.clock.now(), peer.leaving
-            snapshot = await replica.snapshot()
-            try:
-                outcome = await self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
-                stale_steps = await replica.offer(outcome.vectors, snapshot)
-            except (NobodyThere, RoundError, TensorError, RemoteError) as error:
-                if not isinstance(error, NobodyThere) or peer.members.others(TRAINING):
-                    peer.history.failed(error)
-                await _something_new(peer, min(FIRST_PAUSE_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
-                failures = min(failures + 1, 10)
-            else:
-                peer.history.averaged(outcome, stale_steps)
-                last_at, last_steps, failures = started_at, snapshot.steps, 0
-
-    async def _due(self, peer: Peer, replica: Replica, last_at: float, last_steps: int) -> None:
-        """Return when an averaging is due: by time, by steps, by invitation, or because this peer is about to leave."""
-        while not peer.leaving:
-            left = None
-            if peer.members.others(TRAINING):
-                if peer.rolls.invited_to(TRAIN):
-                    return
-                if self.every_seconds is not None:
-                    left = last_at + self.every_seconds - peer.clock.now()
-                elif replica.notify_at(last_steps + (self.every_steps or 1), peer.stir.set):
-                    return
-                if left is not None and left <= 0:
-                    return
-            await _something_new(peer, left)
+        """Average until this peer leaves."""
+        await average_in_background(
+            peer, replica,
+            lambda snapshot: self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes),
+            self.every_seconds, self.every_steps,
+        )  # fmt: skip
 
     async def average(
-        self,
-        peer: Peer,
-        series: str,
-        vectors: Vectors,
-        weight: float,
-        shapes: Shapes,
+        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes,
         timeout_seconds: float | None = None,
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """One averaging of a series with whoever takes part. Raises NobodyThere, TensorError or RoundError."""
         limit = timeout_seconds or self.timeout_seconds
         until = peer.clock.now() + limit
         roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit)
-        return await butterfly(
-            peer.host, peer.rounds, roll, vectors,
+        result = await butterfly(
+            peer.rounds, whole_group(roll), vectors, source=peer.id, mass=weight,
             part_bytes=self.part_bytes, timeout_seconds=max(0.1, until - peer.clock.now()),
         )  # fmt: skip
-
-
-async def _something_new(peer: Peer, within_seconds: float | None) -> None:
-    """Return when somebody came, went or invites, or when the time is over."""
-    try:
-        async with asyncio.timeout(within_seconds):
-            await peer.stir.wait()
-    except TimeoutError:
-        return
-    finally:
-        peer.stir.clear()
+        return Outcome(result.vectors, roll, (result.report,), (), is_exact(roll, result))

@@ -27,8 +27,8 @@ from shoal.core.errors import AttachError, LeftError, OptionError
 from shoal.core.events import Event
 from shoal.protocols.roll_record import CALL
 from shoal.protocols.taking_part import take_part
-from shoal.strategies import build_strategy
-from shoal.strategies.allreduce import AllReduce
+from shoal.strategies import AnyStrategy, build_strategy
+from shoal.strategies.moshpit import Moshpit
 from shoal.strategies.options import options_of
 from shoal.tensors.flat import check_tensors, pack, shapes_of, unpack
 from shoal.training.announce import say
@@ -48,7 +48,7 @@ def join(
     run: str | None = None,
     *,
     peers: Sequence[str] = (),
-    strategy: AllReduce | None = None,
+    strategy: AnyStrategy | None = None,
     secret: str | None = None,
     listen: str | None = None,
     identity: str | os.PathLike[str] | None = None,
@@ -66,8 +66,8 @@ def join(
     per address; CharterMismatch when the run's strategy is another; AddressError, OptionError, IdentityInUse.
     """
     settings = read_settings(run, peers, secret, listen, identity, join_timeout_seconds)
-    if strategy is not None and not isinstance(strategy, AllReduce):
-        raise OptionError("strategy", strategy, "a strategy such as shoal.AllReduce()")
+    if strategy is not None and not isinstance(strategy, AnyStrategy):
+        raise OptionError("strategy", strategy, "a strategy such as shoal.Moshpit()")
     node = Node(settings, options_of(strategy) if strategy else None, on_event)
     return Swarm(node, strategy)
 
@@ -75,7 +75,7 @@ def join(
 class Swarm:
     """A peer's membership in a run. `join` makes it; use it from one thread."""
 
-    def __init__(self, node: Node, strategy: AllReduce | None) -> None:
+    def __init__(self, node: Node, strategy: AnyStrategy | None) -> None:
         self._node, self._strategy = node, strategy
         self._mailbox = Mailbox()
         self._replica: ThreadReplica | None = None
@@ -135,7 +135,7 @@ class Swarm:
         if optimizer in _attached_optimizers:
             raise AttachError("this optimizer is attached to another swarm of this process: leave that one first")
         replica = ThreadReplica(model, optimizer, self._mailbox, batch_size)
-        default = options_of(AllReduce())
+        default = options_of(Moshpit())
         training: Future[None] = Future()
 
         def on_training() -> None:
@@ -228,7 +228,7 @@ class Swarm:
         vectors, shapes = pack(tensors), shapes_of(tensors)
         started_at, sent, received = time.monotonic(), host.sent.total_bytes, host.received.total_bytes
         charter = peer.members.charter
-        strategy = build_strategy(charter.strategy) if charter and charter.strategy else AllReduce()
+        strategy = build_strategy(charter.strategy) if charter and charter.strategy else Moshpit()
         work = strategy.average(peer, CALL, vectors, float(weight), shapes, timeout_seconds)
         outcome = self._run(work, timeout_seconds + 5.0)
         roll = outcome.roll

@@ -1,0 +1,204 @@
+"""What one member reduces in one round: its own share, and the parts that it takes over from a dead member."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from shoal.core.errors import ProtocolError
+from shoal.planning.lateness import predicted_stragglers
+from shoal.protocols.round_state import Held, Round, held_as
+from shoal.tensors.mixing import PartMean
+
+WATCH_SECONDS, STALL_SECONDS = 0.1, 0.5
+BEGIN_SECONDS = 6.0
+"""A member may begin a later round this much after us: its group before may have lost somebody."""
+FETCH_SECONDS = 10.0
+"""How long a member may take for one part's mean before nobody waits for it: 0.5 MB at 0.4 Mbit/s."""
+
+
+@dataclass
+class Reduction:
+    """One part on its way: who still has to deliver it, who stands for which source, and the mean so far."""
+
+    attempt: int
+    waiting: dict[str, None]
+    mean: PartMean
+    sources: dict[str, None] = field(default_factory=dict)
+    contributors: list[int] = field(default_factory=list)
+
+
+class Reducer:
+    """Collects contributions and holds each part's mean in its round as soon as nobody is waited for."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round, self._host, group = round_, round_.host, round_.group
+        self._numbers = {who: number for number, who in enumerate(group.members)}
+        self._expected = [who for who, mass in zip(group.members, group.masses, strict=True) if mass > 0]
+        self._most_mass = sum(group.roll.weights) * (1 + 1e-9)
+        self._reductions: dict[int, Reduction] = {}
+        self._claims: dict[str, tuple[str, float]] = {}
+        self.share = round_.owned_by(round_.me)
+        self._share_set = frozenset(self.share)
+        self.delivered = dict.fromkeys(self._expected, 0)
+        self.left_out: dict[str, str] = {}
+        self.unserved = {who: math.inf for who in group.members if who != self._host.peer_id and self.share}
+        round_.on_lost.append(self.leave_out)
+        self.claim(self._host.peer_id, round_.source, round_.mass)
+        self.reduce(self.share, 0)
+
+    def reduce(self, indices: list[int], attempt: int) -> None:
+        """Collect these parts from now on."""
+        for index in indices:
+            part = self._round.parts[index]
+            waiting = dict.fromkeys(
+                who for who in self._expected if who not in self.left_out and who not in self._round.lost
+            )
+            self._reductions[index] = Reduction(attempt, waiting, PartMean(part.stop - part.start))
+        for who, (_, mass) in self._claims.items():
+            if mass == 0:
+                self._stop_waiting(who, indices)
+        self._finish(indices)
+
+    def reducing(self, index: int) -> bool:
+        """Whether this part is being reduced here."""
+        return index in self._reductions
+
+    def drop(self, index: int) -> None:
+        """A lower version of this part was found: it needs no new one."""
+        self._reductions.pop(index, None)
+
+    # -- contributions
+
+    def claim(self, sender: str, source: str, mass: float) -> None:
+        """What this sender's values stand for. Nobody waits for values without mass, nor twice for one source."""
+        if not 0 <= mass <= self._most_mass:
+            raise ProtocolError(f"a mass of {mass}")
+        self._claims[sender] = source, mass
+        self._stop_waiting(sender, [
+            index for index, reduction in self._reductions.items() if mass == 0 or source in reduction.sources
+        ])  # fmt: skip
+
+    def contribute(self, sender: str, index: int, values: Tensor) -> None:
+        """Add a sender's values of one part. What came too late, twice, or was not asked for changes nothing."""
+        reduction = self._reductions.get(index)
+        if reduction is None or sender not in reduction.waiting or sender not in self._claims:
+            twice = reduction is not None and self._numbers[sender] in reduction.contributors
+            self._round.dropped["a duplicate part" if twice else "a part that nobody waits for"] += 1
+            return
+        source, mass = self._claims[sender]
+        if not reduction.mean.add(values, mass):
+            self.leave_out(sender, "its values are not finite")
+            return
+        reduction.sources[source] = None
+        reduction.contributors.append(self._numbers[sender])
+        for who in [who for who in reduction.waiting if self._claims.get(who, ("", 0.0))[0] == source]:
+            self._stop_waiting(who, [index])
+        self._finish([index])
+
+    def leave_out(self, sender: str, reason: str) -> None:
+        """Go on without the parts that this sender has not delivered."""
+        if sender in self.left_out or sender not in self.delivered:
+            return
+        if any(sender in reduction.waiting for reduction in self._reductions.values()):
+            self.left_out[sender] = reason
+            kind = "late" if reason.startswith("late") else "warning"
+            self._host.log.add(kind, f"left out: {reason}", sender)
+            self._stop_waiting(sender, list(self._reductions))
+
+    def _stop_waiting(self, sender: str, indices: list[int]) -> None:
+        for index in indices:
+            was_waited_for = index in self._reductions and self._reductions[index].waiting.pop(sender, 0) is None
+            if was_waited_for and index in self._share_set and sender not in self.left_out:
+                self.delivered[sender] += 1
+        self._finish(indices)
+
+    def _finish(self, indices: list[int]) -> None:
+        """Hold the mean of each of these parts that nobody is waited for any more."""
+        for index in indices:
+            reduction = self._reductions.get(index)
+            if reduction is not None and not reduction.waiting:
+                del self._reductions[index]
+                self._round.hold(index, self._mean(index, reduction))
+
+    def _mean(self, index: int, reduction: Reduction) -> Held:
+        values = self._round.own_values(index).new_empty(len(self._round.own_values(index)))
+        reduction.mean.write(values)
+        return held_as(reduction.attempt, reduction.mean.weight, tuple(sorted(reduction.contributors)), values)
+
+    # -- lateness
+
+    async def watch(self) -> None:
+        """Leave out whoever is silent too long, or far slower than the others; return when the share is served.
+
+        Our own stall is no silence of theirs."""
+        started_at = looked_at = self._host.clock.now()
+        while self._unfinished():
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._round.until(lambda: not self._unfinished())
+            except TimeoutError:
+                now = self._host.clock.now()
+                if now - looked_at > WATCH_SECONDS + STALL_SECONDS:
+                    started_at = now
+                else:
+                    self._leave_out_late(now, started_at)
+            looked_at = self._host.clock.now()
+
+    def _unfinished(self) -> bool:
+        """Whether a part is being reduced here, or a member that keeps up may still fetch means of this share."""
+        return bool(self._reductions) or any(self._keeps_up(who) for who in self.unserved)
+
+    def _keeps_up(self, who: str) -> bool:
+        return who not in self._round.lost and who not in self.left_out
+
+    @property
+    def clean(self) -> bool:
+        """Every part is its owner's own, nobody was lost, and those who keep up have fetched this share.
+
+        Then nobody holds a lower version of anything, and whoever fetched has not gone on without this peer.
+        """
+        round_ = self._round
+        others = len(round_.group.members) - 1
+        return (
+            all(attempt == 0 for attempt, _ in round_.versions())
+            and not (round_.lost or round_.broke_off or round_.cut_off)
+            and not any(self._keeps_up(who) for who in self.unserved)
+            and (others == 0 or not self.share or len(self.unserved) < others)
+        )
+
+    def serving(self, who: str) -> None:
+        """This member has just taken another mean."""
+        if who in self.unserved:
+            self.unserved[who] = self._host.clock.now()
+
+    def served(self, who: str, *, wholly: bool) -> None:
+        """This member has fetched all of the share, or broke off."""
+        self.unserved.pop(who, None)
+        if not wholly:
+            self._round.broke_off[who] = None
+        self._round.change()
+
+    def _leave_out_late(self, now: float, started_at: float) -> None:
+        if not self._reductions:
+            for who, taken_at in list(self.unserved.items()):
+                self.unserved[who] = min(taken_at, now)
+                if now - taken_at > FETCH_SECONDS:
+                    self.served(who, wholly=False)
+        for sender in self._expected:
+            if not any(sender in reduction.waiting for reduction in self._reductions.values()):
+                continue
+            remote = self._host.remotes.get(sender)
+            bulk_heard_at = remote.bulk.last_heard if remote else started_at
+            patience = remote.bulk.patience_seconds() if remote else BEGIN_SECONDS
+            if sender not in self._claims and self._round.group.round_index > 0:
+                patience = BEGIN_SECONDS
+            silent_seconds = now - max(started_at, bulk_heard_at)
+            if silent_seconds > patience:
+                self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
+        fractions = {who: count / len(self.share) for who, count in self.delivered.items()} if self.share else {}
+        for sender in predicted_stragglers(fractions, now - started_at):
+            self.leave_out(sender, "late: it would take more than 3 x the group's median")

@@ -1,0 +1,216 @@
+"""What one member of a group round knows: which parts it holds, in which version, and who was lost.
+
+obtaining   parts come in, from their owners or from those who took over; a lower version replaces a higher one
+closing     every part is held; from now on a version changes only by fetching, in the closing exchange
+over        settled (this result stands) or failed (every value is as it was before)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError
+from shoal.core.tasks import first_of
+from shoal.net.host import Host
+from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
+from shoal.planning.versions import Version, Versions, reducer_order
+from shoal.protocols.round_record import LEFT_OUT, Given, Group, PartMeanSent
+from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, as_bytes
+
+DIGEST_BYTES = 16
+OBTAINING, CLOSING, SETTLED, FAILED = "obtaining", "closing", "settled", "failed"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """One part's mean in one version. `values` is None where nobody had weight: everyone's own values stay."""
+
+    version: Version
+    weight: float
+    contributors: tuple[int, ...]
+    values: Tensor | None
+
+
+def held_as(attempt: int, weight: float, contributors: tuple[int, ...], values: Tensor) -> Held:
+    """A mean that this member has just reduced."""
+    content = as_bytes(values) if weight > 0 else b""
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    return Held((attempt, digest), weight, contributors, values if weight > 0 else None)
+
+
+class Round:
+    """One group round at one member. `vectors` are its own values, `source` and `mass` what they stand for."""
+
+    def __init__(
+        self, host: Host, group: Group, vectors: Vectors, source: str, mass: float, part_bytes: int,
+        dropped: Counter[str],
+    ) -> None:  # fmt: skip
+        shares = shares_by_bandwidth(group.bandwidths)
+        owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
+        self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
+        self.me = group.members.index(host.peer_id)
+        self.parts: list[Part] = [part for share in owned for part in share]
+        self.owners = [number for number, share in enumerate(owned) for _ in share]
+        self.held: list[Held | None] = [None] * len(self.parts)
+        self.state = OBTAINING
+        self.lists: list[Versions] = []
+        self.lost: dict[str, str] = {}
+        self.broke_off: dict[str, None] = {}
+        self.dropped = dropped
+        self.on_lost: list[Callable[[str, str], None]] = []
+        self.cut_off = ""
+        self._losing: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    # -- waiting
+
+    def change(self) -> None:
+        """Wake everybody who waits in `until`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Return as soon as the condition holds; it is looked at after every change of this round."""
+        while not condition():
+            await self._changed.wait()
+
+    async def unless_lost(self, who: str, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await work that needs this member. Raises PeerLost as soon as it is lost, whatever the work waits for."""
+        place, result = await first_of(work, self._losing.setdefault(who, asyncio.Event()).wait())
+        if place == 0:
+            return result  # type: ignore[no-any-return]
+        raise PeerLost(f"{who[:8]}: {self.lost[who]}")
+
+    # -- the others
+
+    def others(self) -> list[str]:
+        """The members that are not lost, but this one."""
+        return [who for who in self.group.members if who != self.host.peer_id and who not in self.lost]
+
+    def lose(self, who: str, reason: str) -> None:
+        """This member is out of the round, here, whatever becomes of it: its connection broke, or it is too late."""
+        if who in self.lost or who not in self.group.members or who == self.host.peer_id:
+            return
+        self.lost[who] = reason
+        self._losing.setdefault(who, asyncio.Event()).set()
+        for notice in self.on_lost:
+            notice(who, reason)
+        self.change()
+
+    def hear(self, who: str, error: RemoteError) -> None:
+        """What a member's refusal means: it left us out, so we are the ones cut off; or its own round is over."""
+        if isinstance(error, RefusedError):
+            if error.code == LEFT_OUT:
+                self.cut_off = self.cut_off or f"{who[:8]} went on without this peer"
+                self.change()
+            else:
+                self.lose(who, error.reason)
+
+    # -- the parts
+
+    def owned_by(self, number: int) -> list[int]:
+        """The parts of one member's share."""
+        return [index for index, owner in enumerate(self.owners) if owner == number]
+
+    def missing(self, number: int) -> list[int]:
+        """The parts of one member's share that are not held here."""
+        return [index for index in self.owned_by(number) if self.held[index] is None]
+
+    def order(self, number: int) -> list[int]:
+        """Who reduces the parts of a share: the owner, then those who take over."""
+        return reducer_order(number, self.group.bandwidths)
+
+    def own_values(self, index: int) -> Tensor:
+        """This member's values of a part."""
+        part = self.parts[index]
+        return self.vectors[part.vector][part.start : part.stop]
+
+    def hold(self, index: int, held: Held, *, fetched: bool = False) -> None:
+        """Keep the lowest version of a part. Once closing began, only a fetched one counts."""
+        current = self.held[index]
+        if self.state != OBTAINING and not fetched:
+            self.dropped["a result after closing"] += 1
+        elif current is None or held.version < current.version:
+            self.held[index] = held
+            self.change()
+
+    def versions(self) -> Versions:
+        """What is held of each part, once every part is."""
+        return tuple(held.version for held in self.held if held is not None)
+
+    # -- parts on the wire
+
+    def read_values(self, index: int, payload: memoryview) -> Tensor:
+        """The values of a part that somebody sent. Raises ProtocolError."""
+        if not 0 <= index < len(self.parts):
+            raise ProtocolError(f"part {index} of {len(self.parts)}")
+        part = self.parts[index]
+        dtype = WIRE_DTYPES[part.vector]
+        if len(payload) != (part.stop - part.start) * dtype.itemsize:
+            raise ProtocolError(f"part {index} of {len(payload)} bytes")
+        return torch.frombuffer(payload, dtype=dtype)
+
+    def read_mean(self, message: PartMeanSent, payload: memoryview) -> Held:
+        """A mean that somebody sent. Raises ProtocolError."""
+        index, weight = message.index, message.weight
+        most = len(self.group.members) * sum(self.group.roll.weights)
+        if not 0 <= weight <= most or not 0 <= message.attempt < len(self.group.members):
+            raise ProtocolError(f"mean {index} of weight {weight} in attempt {message.attempt}")
+        if len(message.digest) != DIGEST_BYTES or len(message.contributors) > len(self.group.members):
+            raise ProtocolError(f"mean {index} has no digest, or more contributors than members")
+        values = None
+        if weight > 0:
+            values = self.read_values(index, payload)
+            if not torch.isfinite(values).all():
+                raise ProtocolError(f"mean {index} is not finite")
+        elif len(payload) or not 0 <= index < len(self.parts):
+            raise ProtocolError(f"mean {index} has no weight, and {len(payload)} bytes")
+        return Held((message.attempt, message.digest), weight, tuple(message.contributors), values)
+
+    def mean_message(self, index: int) -> tuple[PartMeanSent, memoryview]:
+        """What is held of a part, ready to be sent."""
+        held = self.held[index]
+        assert held is not None
+        payload = as_bytes(held.values) if held.values is not None else memoryview(b"")
+        return PartMeanSent(index, *held.version, held.weight, list(held.contributors)), payload
+
+    def given(self, index: int, *, values: bool) -> tuple[Given, memoryview]:
+        """The answer to Want: what is held, else this member's own values."""
+        if self.held[index] is not None or not values:
+            mean, payload = self.mean_message(index)
+            return Given(index, mean), payload
+        if self.mass == 0:
+            return Given(index, None), memoryview(b"")
+        return Given(index, None, self.source, self.mass), as_bytes(self.own_values(index))
+
+    # -- the end
+
+    def settle(self) -> Vectors:
+        """The result stands: new vectors, and what the others may still ask for lies in them."""
+        result = torch.empty_like(self.vectors[0]), torch.empty_like(self.vectors[1])
+        for index, held in enumerate(self.held):
+            assert held is not None
+            part = self.parts[index]
+            target = result[part.vector][part.start : part.stop]
+            target.copy_(self.own_values(index) if held.values is None else held.values)
+            self.held[index] = replace(held, values=None if held.values is None else target)
+        self.vectors, self.state = result, SETTLED
+        self.change()
+        return result
+
+    def fail(self) -> None:
+        """This member keeps the values it had; whoever still asks is told so."""
+        self.state = FAILED
+        self.held = [None] * len(self.parts)
+        self.vectors = self.vectors[0][:0], self.vectors[1][:0]
+        self.change()

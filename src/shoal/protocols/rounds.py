@@ -1,0 +1,162 @@
+"""The group rounds at one peer, served to the other members, also after this peer has gone on.
+
+What does not belong to a round that is open here (a message of a closed roll, of another roll with the same number, or
+from a stranger to the roll) changes nothing, is refused with the reason, and is counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from shoal.core.errors import ProtocolError, RefusedError, RemoteError
+from shoal.core.tasks import first_error
+from shoal.net.envelope import Message
+from shoal.net.host import Host
+from shoal.net.stream import Stream, StreamEnded
+from shoal.protocols.agreement import reduce_anew
+from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
+from shoal.protocols.round_record import (
+    CLOSED,
+    LEFT_OUT,
+    STRANGER,
+    AskVersions,
+    Begin,
+    PartSent,
+    Recover,
+    VersionsHeld,
+    Want,
+    Where,
+)
+from shoal.protocols.round_record import FAILED as ROUND_FAILED
+from shoal.protocols.round_state import FAILED, SETTLED, Round
+
+FIND_SECONDS = BEGIN_SECONDS + 1.0
+"""A member may come to a round a moment later than those who open streams to it."""
+KEPT_ROUNDS = 2
+"""Of each series: this peer's newest rounds, which the others may still ask for."""
+
+
+class Rounds:
+    """The rounds that are open, and the last ones that were."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._rounds: dict[Where, tuple[Round, Reducer]] = {}
+        self._newest: dict[str, Where] = {}
+        self._opened = asyncio.Event()
+        self.dropped: Counter[str] = Counter()
+        host.serve_stream(Begin, self._reduce)
+        host.serve_stream(Recover, self._recover)
+        host.serve(AskVersions, self._versions)
+        host.on_lost.append(self._lost)
+
+    def open(self, round_: Round, reducer: Reducer) -> None:
+        """Serve this round from now on; the oldest of its series is forgotten."""
+        where = round_.group.where
+        earlier = [old for old in self._rounds if old.series == where.series]
+        for old in earlier[: max(0, len(earlier) - KEPT_ROUNDS + 1)]:
+            del self._rounds[old]
+        self._rounds[where] = round_, reducer
+        self._newest[where.series] = where
+        self._opened.set()
+        self._opened = asyncio.Event()
+
+    def _lost(self, who: str, reason: str, polite: bool) -> None:
+        for round_, _ in self._rounds.values():
+            round_.lose(who, "it left" if polite else reason)
+
+    async def _find(self, who: str, where: Where) -> tuple[Round, Reducer]:
+        """The round that a member means; waits a little where this peer is not yet there. Raises RefusedError."""
+        try:
+            async with asyncio.timeout(FIND_SECONDS):
+                while where not in self._rounds and not self._is_over(where):
+                    await self._opened.wait()
+        except TimeoutError:
+            pass  # it is not open here
+        if where not in self._rounds:
+            self.dropped["a message of a roll that is not open here"] += 1
+            raise RefusedError("this round is not open here", CLOSED)
+        round_, reducer = self._rounds[where]
+        if who not in round_.group.members:
+            self.dropped["a message of a stranger to the roll"] += 1
+            raise RefusedError("a stranger to this round", STRANGER)
+        self._check(round_, who)
+        return round_, reducer
+
+    def _is_over(self, where: Where) -> bool:
+        """Whether this peer is beyond that round, or in another roll of its number."""
+        newest = self._newest.get(where.series)
+        return newest is not None and (
+            (where.number, where.round_index) < (newest.number, newest.round_index)
+            or (where.number == newest.number and where.roll_id != newest.roll_id)
+        )
+
+    def _check(self, round_: Round, who: str) -> None:
+        if who in round_.lost:
+            self.dropped["a message of a member that was left out"] += 1
+            raise RefusedError(f"left out here: {round_.lost[who]}", LEFT_OUT)
+        if round_.state == FAILED:
+            raise RefusedError("this round failed here", ROUND_FAILED)
+
+    # -- a reducer's side of its streams
+
+    async def _reduce(self, stream: Stream, begin: Begin) -> None:
+        round_, reducer = await self._find(stream.peer_id, begin.where)
+        reducer.claim(stream.peer_id, begin.source, begin.mass)
+        wholly = False
+        try:
+            async with asyncio.TaskGroup() as both_ways:
+                both_ways.create_task(self._receive(stream, round_, reducer), name="receive parts")
+                both_ways.create_task(self._send(stream, round_, reducer), name="send means")
+            wholly = True
+        except ExceptionGroup as errors:
+            raise first_error(errors) from None
+        finally:
+            reducer.served(stream.peer_id, wholly=wholly)
+
+    async def _receive(self, stream: Stream, round_: Round, reducer: Reducer) -> None:
+        try:
+            while True:
+                message, payload = await stream.receive(PartSent)
+                reducer.contribute(stream.peer_id, message.index, round_.read_values(message.index, payload))
+        except StreamEnded:
+            reducer.leave_out(stream.peer_id, "it ended before its last part")
+        except RemoteError as error:
+            reducer.leave_out(stream.peer_id, str(error))
+            raise
+
+    async def _send(self, stream: Stream, round_: Round, reducer: Reducer) -> None:
+        for index in reducer.share:
+            await self._until_held(round_, index, stream.peer_id)
+            await stream.send(*round_.mean_message(index))
+            reducer.serving(stream.peer_id)
+
+    async def _until_held(self, round_: Round, index: int, who: str) -> None:
+        await round_.until(lambda: round_.held[index] is not None or round_.state == FAILED)
+        self._check(round_, who)
+
+    # -- what others ask for when somebody was lost
+
+    async def _recover(self, stream: Stream, recover: Recover) -> None:
+        round_, reducer = await self._find(stream.peer_id, recover.where)
+        try:
+            while True:
+                want, _ = await stream.receive(Want)
+                self._check(round_, stream.peer_id)
+                if not 0 <= want.index < len(round_.parts):
+                    raise ProtocolError(f"part {want.index} of {len(round_.parts)}")
+                if round_.held[want.index] is None and not want.values:
+                    owner = round_.owners[want.index]
+                    self.host.spawn(reduce_anew(round_, reducer, owner), "take over a share")
+                    await self._until_held(round_, want.index, stream.peer_id)
+                await stream.send(*round_.given(want.index, values=want.values))
+        except StreamEnded:
+            return
+
+    async def _versions(self, who: str, ask: AskVersions) -> Message:
+        round_, _ = await self._find(who, ask.where)
+        await round_.until(lambda: len(round_.lists) >= ask.exchange or round_.state in (SETTLED, FAILED))
+        self._check(round_, who)
+        listed = round_.lists[ask.exchange - 1] if 0 < ask.exchange <= len(round_.lists) else round_.versions()
+        return VersionsHeld(list(listed))

@@ -1,0 +1,102 @@
+"""Moshpit SGD (Ryabinin et al. 2021): local steps, and Moshpit All-Reduce of the parameters in small groups.
+
+The peers of one averaging sit in a virtual grid; in each round every line of it is one group. The paper's grid is exact
+for N = M^d peers. Here it is the mass-weighted one (reference, section 8.0), exact after d rounds for every N:
+
+    roll <- who takes part, in order, with weights         one record, the same at everybody
+    dims <- plan_grid(N, group_size)                       d rounds, no group above group_size
+    source, mass <- myself, my weight
+    for t in 1..d:
+        G <- my group of round t                           a pure function of the roll
+        theta, mass <- butterfly all-reduce over G         each source in G counts once, with its whole mass
+        source <- my block after round t                   all its members hold the same mean
+    a failed round: keep theta, source and mass, go on     it costs one group one round
+
+Each peer sends about 2 s bytes a round, for s bytes of parameters, whatever N is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.errors import RoundError
+from shoal.planning.grid import SMALLEST_GROUP, block_of, grid_groups, plan_grid
+from shoal.protocols.averaging import average_in_background
+from shoal.protocols.butterfly import RoundReport, RoundResult, butterfly
+from shoal.protocols.outcome import Outcome, is_exact
+from shoal.protocols.peer import Peer
+from shoal.protocols.replica import Replica
+from shoal.protocols.roll_record import TRAIN, Roll
+from shoal.protocols.round_record import Group
+from shoal.strategies.options import check_averaging, check_number
+from shoal.tensors.flat import Shapes, Vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moshpit:
+    """Averages all peers that take part in d rounds of groups of at most `group_size` members.
+
+    `every_seconds` (2 where neither is given) or `every_steps` (of the fastest peer): how often. `timeout_seconds`:
+    when an averaging is given up. `part_bytes`: how much is sent, averaged and returned at a time.
+    """
+
+    group_size: int = 8
+    every_seconds: float | None = None
+    every_steps: int | None = None
+    timeout_seconds: float = 30.0
+    part_bytes: int = 1 << 19
+
+    def __post_init__(self) -> None:
+        check_number("group_size", self.group_size, SMALLEST_GROUP, 1024, whole=True)
+        check_averaging(self)
+
+    async def run(self, peer: Peer, replica: Replica) -> None:
+        """Average until this peer leaves."""
+        await average_in_background(
+            peer, replica,
+            lambda snapshot: self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes),
+            self.every_seconds, self.every_steps,
+        )  # fmt: skip
+
+    async def average(
+        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes,
+        timeout_seconds: float | None = None,
+    ) -> Outcome:  # fmt: skip
+        """All d rounds of one averaging. Raises NobodyThere, TensorError, or RoundError when no round succeeded."""
+        limit = timeout_seconds or self.timeout_seconds
+        until = peer.clock.now() + limit
+        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit)
+        dims = plan_grid(len(roll.members), self.group_size)
+        me = roll.members.index(peer.id)
+        source, mass = peer.id, weight
+        reports: list[RoundReport] = []
+        failures: list[str] = []
+        last: RoundResult | None = None
+        for round_index in range(len(dims)):
+            left = max(0.1, until - peer.clock.now())
+            try:
+                last = await butterfly(
+                    peer.rounds, group_in_round(roll, dims, round_index, me), vectors, source=source, mass=mass,
+                    part_bytes=self.part_bytes, timeout_seconds=left / (len(dims) - round_index),
+                )  # fmt: skip
+            except RoundError as error:
+                failures.append(error.reason)
+                continue
+            vectors, mass = last.vectors, last.mass
+            source = f"block {block_of(me, dims, round_index + 1)} of round {round_index}"
+            reports.append(last.report)
+        if last is None:
+            raise RoundError("; ".join(failures), roll.number, tuple(roll.members))
+        exact = not failures and is_exact(roll, last)
+        return Outcome(vectors, roll, tuple(reports), tuple(failures), exact)
+
+
+def group_in_round(roll: Roll, dims: tuple[int, ...], round_index: int, number: int) -> Group:
+    """A member's group, and the weight of the block that each of its members speaks for."""
+    groups = grid_groups(len(roll.members), dims, round_index)
+    numbers = next(group for group in groups if number in group)
+    masses: dict[int, float] = {}
+    for one, weight in enumerate(roll.weights):
+        block = block_of(one, dims, round_index)
+        masses[block] = masses.get(block, 0.0) + weight
+    return Group(roll, round_index, tuple(numbers), tuple(masses[block_of(one, dims, round_index)] for one in numbers))
