@@ -212,6 +212,8 @@ class Peer:
 def plain_report(report: Any) -> dict[str, Any]:
     names = ("number", "weight_total", "exact", "bytes_sent", "bytes_received", "seconds")
     facts = {name: getattr(report, name) for name in names}
+    out = [{**done.left_out, **done.lost} for done in report.rounds]
+    facts["out"] = [[who, why] for round_ in out for who, why in round_.items()]
     return facts | {"members": sorted(report.members), "contributed": sorted(report.contributed)}
 
 

@@ -100,6 +100,7 @@ class Swarm:
             else:
                 assert reply["value"]["seconds"] < 30
                 figures["returns"][other] = reply["value"]["returned_at"] - killed_at
+                figures.setdefault("out", {})[other] = reply["value"]["out"]
         late = {other: took for other, took in figures["returns"].items() if took > RETURN_SECONDS}
         assert not late, f"returned too late: {figures}"
 

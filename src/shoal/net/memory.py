@@ -46,9 +46,9 @@ class Line:
 
 @dataclass
 class MemoryNetwork:
-    """All links between the hosts of a world."""
+    """All links between the hosts of a world. Each connection takes `latency_seconds()` one way, drawn as it begins."""
 
-    latency_seconds: float = 0.01
+    latency_seconds: Callable[[], float] = lambda: 0.01
     bytes_per_second: float = 12.5e6
     _listeners: dict[Endpoint, MemoryTransport] = field(default_factory=dict)
     _serial: itertools.count[int] = field(default_factory=itertools.count)
@@ -63,8 +63,10 @@ class MemoryChannel:
 
     _far: MemoryChannel
 
-    def __init__(self, transport: MemoryTransport, server_key: bytes, binding: bytes, remote: str) -> None:
-        self._transport = transport
+    def __init__(
+        self, transport: MemoryTransport, server_key: bytes, binding: bytes, remote: str, latency_seconds: float
+    ) -> None:
+        self._transport, self._latency_seconds = transport, latency_seconds
         self.server_key, self.binding, self.remote = server_key, binding, remote
         self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
         self._limits = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
@@ -97,7 +99,7 @@ class MemoryChannel:
                     left -= size
                     sent_at = self._transport.uplink.pass_through(loop.time(), size)
                     self.on_traffic(size, 0)
-                    arrival = sent_at + self._transport.network.latency_seconds
+                    arrival = sent_at + self._latency_seconds
                     loop.call_at(arrival, self._far._enter, size, frame if left == 0 else None)
                     if len(frame[1]):  # bulk goes at the line's pace; a call is queued behind it
                         await asyncio.sleep(sent_at - loop.time())
@@ -145,7 +147,7 @@ class MemoryChannel:
             return
         loop = asyncio.get_running_loop()
         sent_at = self._transport.uplink.pass_through(loop.time(), PREFIX.size)
-        loop.call_at(sent_at + self._transport.network.latency_seconds, self._far._end_behind_data)
+        loop.call_at(sent_at + self._latency_seconds, self._far._end_behind_data)
         self._end()
 
     def _end_behind_data(self) -> None:
@@ -154,7 +156,7 @@ class MemoryChannel:
 
     def abort(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(self._transport.network.latency_seconds, self._far._end)
+        loop.call_later(self._latency_seconds, self._far._end)
         self._end()
 
     def _end(self) -> None:
@@ -183,14 +185,15 @@ class MemoryTransport:
         return [endpoint]
 
     async def dial(self, endpoint: Endpoint) -> Channel:
-        await asyncio.sleep(2 * self.network.latency_seconds)
+        latency_seconds = self.network.latency_seconds()
+        await asyncio.sleep(2 * latency_seconds)
         there = self.network._listeners.get(endpoint)
         if there is None or there._accept is None:
             raise PeerLost("connection refused: nobody listens there")
         key = there.identity.public_key
         binding = hashlib.sha256(key + next(self.network._serial).to_bytes(8, "big")).digest()
-        near = MemoryChannel(self, key, binding, str(endpoint))
-        far = MemoryChannel(there, key, binding, self.host)
+        near = MemoryChannel(self, key, binding, str(endpoint), latency_seconds)
+        far = MemoryChannel(there, key, binding, self.host, latency_seconds)
         near._far, far._far = far, near
         there._accept(far)
         return near

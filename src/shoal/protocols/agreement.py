@@ -88,7 +88,7 @@ async def _pull(round_: Round, reducer: Reducer, who: str, indices: list[int]) -
         await round_.unless_lost(who, parts())
     except RemoteError as error:
         round_.hear(who, error)
-        reducer.leave_out(who, str(error))
+        reducer.leave_out(who, str(error), indices)
 
 
 async def _fetch(round_: Round, who: str, indices: list[int], *, closing: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -54,9 +55,7 @@ class Reducer:
         """Collect these parts from now on."""
         for index in indices:
             part = self._round.parts[index]
-            waiting = dict.fromkeys(
-                who for who in self._expected if who not in self.left_out and who not in self._round.lost
-            )
+            waiting = dict.fromkeys(who for who in self._expected if who not in self._round.lost)
             self._reductions[index] = Reduction(attempt, waiting, PartMean(part.stop - part.start))
         for who, (_, mass) in self._claims.items():
             if mass == 0:
@@ -99,15 +98,20 @@ class Reducer:
             self._stop_waiting(who, [index])
         self._finish([index])
 
-    def leave_out(self, sender: str, reason: str) -> None:
-        """Go on without the parts that this sender has not delivered."""
-        if sender in self.left_out or sender not in self.delivered:
+    def leave_out(self, sender: str, reason: str, indices: Iterable[int] | None = None) -> None:
+        """Go on without what this sender has not delivered: of these parts, or of all that are reduced here."""
+        waiting = [
+            index
+            for index in (list(self._reductions) if indices is None else indices)
+            if index in self._reductions and sender in self._reductions[index].waiting
+        ]
+        if not waiting:
             return
-        if any(sender in reduction.waiting for reduction in self._reductions.values()):
+        if sender not in self.left_out:
             self.left_out[sender] = reason
             kind = "late" if reason.startswith("late") else "warning"
             self._host.log.add(kind, f"left out: {reason}", sender)
-            self._stop_waiting(sender, list(self._reductions))
+        self._stop_waiting(sender, waiting)
 
     def _stop_waiting(self, sender: str, indices: list[int]) -> None:
         for index in indices:

@@ -111,7 +111,7 @@ class Round:
         """What a member's refusal means: it left us out, so we are the ones cut off; or its own round is over."""
         if isinstance(error, RefusedError):
             if error.code == LEFT_OUT:
-                self.cut_off = self.cut_off or f"{who[:8]} went on without this peer"
+                self.cut_off = self.cut_off or f"{who[:8]} went on without this peer ({error.reason})"
                 self.change()
             else:
                 self.lose(who, error.reason)

@@ -121,9 +121,9 @@ class Rounds:
                 message, payload = await stream.receive(PartSent)
                 reducer.contribute(stream.peer_id, message.index, round_.read_values(message.index, payload))
         except StreamEnded:
-            reducer.leave_out(stream.peer_id, "it ended before its last part")
+            reducer.leave_out(stream.peer_id, "it ended before its last part", reducer.share)
         except RemoteError as error:
-            reducer.leave_out(stream.peer_id, str(error))
+            reducer.leave_out(stream.peer_id, str(error), reducer.share)
             raise
 
     async def _send(self, stream: Stream, round_: Round, reducer: Reducer) -> None:

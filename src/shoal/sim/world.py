@@ -136,7 +136,7 @@ class World:
 
     def __init__(self, *, seed: int, latency_seconds: float = 0.01, bytes_per_second: float = 12.5e6) -> None:
         self.random = Random(seed)
-        self.network = MemoryNetwork(latency_seconds, bytes_per_second)
+        self.network = MemoryNetwork(lambda: latency_seconds, bytes_per_second)
         self.hosts: list[tuple[str, Host]] = []
         self.peers: list[SimPeer] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.core.events import Event
+from shoal.protocols.butterfly import RoundReport
 from shoal.protocols.history import Averaging, AveragingFailure
 
 
@@ -77,7 +78,10 @@ class PeerInfo:
 class AveragingReport:
     """One call of `swarm.average`: who was in it, and what it cost.
 
-    `contributed`: members whose values are in all that this peer reduced; `exact`: nobody's are missing anywhere.
+    `members`: peer ids of all who took part; `contributed`: those whose values went whole into the groups that this
+    peer was in. `exact`: the result is the weighted mean over all members, nobody is missing anywhere. `rounds` tells
+    of each group round that succeeded here: who was left out or lost and why, bytes, seconds, and for each part who
+    reduced it and whose values are in it. `failures` gives the reason for each round that did not.
     """
 
     number: int
@@ -85,6 +89,13 @@ class AveragingReport:
     contributed: tuple[str, ...]
     weight_total: float
     exact: bool
+    rounds: tuple[RoundReport, ...]
+    failures: tuple[str, ...]
     bytes_sent: int
     bytes_received: int
     seconds: float
+
+    @property
+    def rounds_done(self) -> int:
+        """How many group rounds succeeded here."""
+        return len(self.rounds)

@@ -234,6 +234,7 @@ class Swarm:
         roll = outcome.roll
         report = AveragingReport(
             roll.number, tuple(roll.members), outcome.contributed, sum(roll.weights), outcome.exact,
+            outcome.rounds, outcome.failures,
             host.sent.total_bytes - sent, host.received.total_bytes - received, time.monotonic() - started_at,
         )  # fmt: skip
         return unpack(outcome.vectors, tensors), report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,11 @@ class Member:
 
 
 @contextlib.asynccontextmanager
-async def members(count: int, strangers: Iterable[tuple[int, int]] = ()) -> AsyncIterator[list[Member]]:
+async def members(
+    count: int, strangers: Iterable[tuple[int, int]] = (), latency_seconds: Callable[[], float] = lambda: 0.01
+) -> AsyncIterator[list[Member]]:
     """`strangers`: pairs that have never met."""
-    network, clock = MemoryNetwork(bytes_per_second=BYTES_PER_SECOND), Clock(virtual_wall)
+    network, clock = MemoryNetwork(latency_seconds, BYTES_PER_SECOND), Clock(virtual_wall)
     async with contextlib.AsyncExitStack() as stack:
         group = []
         for number in range(count):
@@ -72,10 +74,14 @@ async def average(
     *,
     part_bytes: int = 1 << 16,
     absent: Sequence[int] = (),
+    deaths: Mapping[int, float] | None = None,
     meanwhile: Callable[[], object] = lambda: None,
     timeout_seconds: float = 60.0,
 ) -> list[Outcome | Exception | None]:
-    """What each member's butterfly returned or raised; None for those who are in the roll and do not come."""
+    """What each member's butterfly returned or raised; None for those who are in the roll and do not come.
+
+    `deaths`: after how many seconds a member dies.
+    """
     ids = [member.host.peer_id for member in group]
     roll = Roll(f"roll-{weights}", "call", 1, ids, list(weights), list(bandwidths))
 
@@ -89,6 +95,8 @@ async def average(
     running = {
         number: asyncio.create_task(one(number, member)) for number, member in enumerate(group) if number not in absent
     }
+    for number, after_seconds in (deaths or {}).items():
+        asyncio.get_running_loop().call_later(after_seconds, _die, group[number], running[number])
     watching = asyncio.create_task(_call_often(meanwhile))
     try:
         results = await asyncio.gather(*running.values(), return_exceptions=True)
@@ -96,6 +104,11 @@ async def average(
         watching.cancel()
     by_number = dict(zip(running, results, strict=True))
     return [by_number.get(number) for number in range(len(group))]
+
+
+def _die(member: Member, averaging: asyncio.Task[Outcome]) -> None:
+    member.transport.crash()
+    averaging.cancel()
 
 
 async def _call_often(work: Callable[[], object]) -> None:
