@@ -40,6 +40,7 @@ class Rule(NamedTuple):
 
     closing: bool = True  # else a member is final with the first version that it holds
     twice: bool = True  # else one exchange decides: the same result in two successive ones is not asked for
+    same: bool = True  # else the two exchanges need not have lost the same members
     barrier: bool = True  # else a member may fetch a lower version as soon as one list shows it
 
 
@@ -237,7 +238,7 @@ def barrier(rule: Rule, state: State, i: int, left: int) -> Iterator[Step]:
     """Each other member answered or is lost."""
     n, me = len(state), state[i]
     for merged, holders, lost, failed in sorted(gathered(state, i, left)):
-        ready = merged == 0 or (merged == me.merged and lost == me.lost)
+        ready = merged == 0 or (merged == me.merged and (lost == me.lost or not rule.same))
         for label, deaths, after in notice(state, i, lost & ~failed, left):
             then = after[i]._replace(gone=lost, merged=merged, lost=lost, ready=ready, heard=())
             if merged < me.held:
