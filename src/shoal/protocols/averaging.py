@@ -53,7 +53,7 @@ async def _due(
     while not peer.leaving:
         left = None
         if peer.members.others(TRAINING):
-            if peer.rolls.invited_to(TRAIN):
+            if peer.rolls.invited_to(TRAIN) or peer.meetings.invited:
                 return
             if every_seconds is not None:
                 left = last_at + every_seconds - peer.clock.now()

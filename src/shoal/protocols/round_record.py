@@ -113,6 +113,6 @@ class Group:
         return Where(roll.series, roll.number, roll.roll_id, self.round_index, self.numbers[0])
 
 
-def whole_group(roll: Roll) -> Group:
+def whole_group(roll: Roll, round_index: int = 0) -> Group:
     """Everybody in the roll, in one group."""
-    return Group(roll, 0, tuple(range(len(roll.members))), tuple(roll.weights))
+    return Group(roll, round_index, tuple(range(len(roll.members))), tuple(roll.weights))

@@ -16,6 +16,7 @@ from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import reduce_anew
 from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
+from shoal.protocols.roll_record import PLAIN
 from shoal.protocols.round_record import (
     CLOSED,
     LEFT_OUT,
@@ -85,12 +86,13 @@ class Rounds:
         return round_, reducer
 
     def _is_over(self, where: Where) -> bool:
-        """Whether this peer is beyond that round, or in another roll of its number."""
+        """Whether this peer is beyond that round, or in another roll instead. In plain mode each round has its own."""
         newest = self._newest.get(where.series)
-        return newest is not None and (
-            (where.number, where.round_index) < (newest.number, newest.round_index)
-            or (where.number == newest.number and where.roll_id != newest.roll_id)
-        )
+        if newest is None:
+            return False
+        there, here = (where.number, where.round_index), (newest.number, newest.round_index)
+        same = there == here if where.series == PLAIN else where.number == newest.number
+        return there < here or (same and where.roll_id != newest.roll_id)
 
     def _check(self, round_: Round, who: str) -> None:
         if who in round_.lost:
