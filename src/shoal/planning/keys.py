@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from random import Random
 
 Key = tuple[int, ...]
 
@@ -20,6 +19,6 @@ def initial_key(peer_id: str, base: int, digits: int) -> Key:
 
 
 def next_key(key: Key, group_id: str, members: Sequence[str], me: str, base: int) -> Key:
-    """The oldest digit goes, this peer's index in the group comes: |G| distinct ones of `base`, drawn from its id."""
-    indices = Random(group_id).sample(range(base), len(members))
-    return (*key[1:], indices[members.index(me)])
+    """The oldest digit goes, this peer's index in the group comes: |G| distinct ones of `base`, drawn by its id."""
+    drawn = sorted(range(base), key=lambda index: hashlib.sha256(f"{group_id} {index}".encode()).digest())
+    return (*key[1:], drawn[members.index(me)])
