@@ -28,7 +28,9 @@ from shoal.overlay.records import MAX_KEY_CHARS, MAX_TTL_SECONDS, MAX_VALUE_BYTE
 from shoal.overlay.routing import BUCKET_SIZE, Contact, Places, RoutingTable
 from shoal.planning.distance import POINT_BITS, point_of
 
-REPLICAS, ALPHA = 5, 4
+REPLICAS = 5
+ALPHA = REPLICAS
+"""Requests at once (the paper takes 3): with fewer a look-up in a small swarm would take two round trips, not one."""
 CALL_SECONDS, LOOKUP_SECONDS = 2.0, 10.0
 PATIENCE_SECONDS = 0.5
 """When none of those asked answers for so long, ALPHA more are asked: silent machines cost little time."""
@@ -180,12 +182,11 @@ class Directory:
         try:
             async with asyncio.timeout(LOOKUP_SECONDS), asyncio.TaskGroup() as tasks:
                 asked: list[asyncio.Task[None]] = []
-                at_once = ALPHA
                 while not search.done():
-                    while len(asked) < at_once and (due := search.due()):
+                    while len(asked) < ALPHA + search.extra and (due := search.due()):
                         asked.append(tasks.create_task(self._ask(search, *due)))
                     ended, _ = await asyncio.wait(asked, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                    at_once += 0 if ended else ALPHA
+                    search.extra += 0 if ended else ALPHA
                     asked = [task for task in asked if not task.done()]
                 for task in asked:
                     task.cancel()  # they turned out not to be among the nearest

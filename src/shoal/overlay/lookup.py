@@ -19,6 +19,8 @@ class LookUp:
 
     def __init__(self, points: Sequence[int], width: int, wants_records: bool) -> None:
         self.wants_records = wants_records
+        self.extra = 0
+        """How many more may be asked than it takes: while the nearest are silent, the next nearest are asked too."""
         self.found: dict[int, dict[str, Record]] = {point: {} for point in points}
         self._width = width
         self._ranked: dict[int, list[tuple[int, str]]] = {point: [] for point in points}
@@ -45,14 +47,14 @@ class LookUp:
         for point in points:
             self._answered.pop((contact.peer_id, point), None)
 
-    def _front(self, point: int) -> list[str]:
+    def _front(self, point: int, extra: int = 0) -> list[str]:
         live = (peer_id for _, peer_id in self._ranked[point] if self._ways[peer_id])
-        return list(itertools.islice(live, self._width))
+        return list(itertools.islice(live, self._width + extra))
 
     def due(self) -> tuple[Contact, list[int]] | None:
         """Whom to ask next, and about which points; they count as asked from now on."""
         unasked = {
-            point: [peer_id for peer_id in self._front(point) if (peer_id, point) not in self._answered]
+            point: [peer_id for peer_id in self._front(point, self.extra) if (peer_id, point) not in self._answered]
             for point in self._ranked
         }
         chosen = next((peer_ids[0] for peer_ids in unasked.values() if peer_ids), None)
