@@ -13,6 +13,7 @@ from nodes import Node, Swarm, run
 from shoal.core.errors import RemoteError
 from shoal.net.envelope import Message
 from shoal.net.identity import Identity
+from shoal.overlay import directory as directory_under_test
 from shoal.overlay import records as records_under_test
 from shoal.overlay.directory import (
     LOOKUP_SECONDS,
@@ -362,3 +363,23 @@ def test_a_node_that_keeps_nothing_is_not_counted() -> None:
         assert await swarm.nodes[0].directory.store("key", b"value", 60) == 2
 
     run(scenario, 4)
+
+
+def test_a_look_up_ends_at_its_deadline_with_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        monkeypatch.setattr(directory_under_test, "LOOKUP_SECONDS", 1.0)
+        owner, reader, silent = swarm.nodes
+        await owner.directory.store("key", b"true", 60)
+
+        async def never(peer_id: str, call: Find) -> Message:
+            await asyncio.sleep(1e3)
+            raise AssertionError
+
+        silent.host.serve(Find, never)
+        begun = now()
+        found = await reader.directory.get("key")
+        assert now() - begun == pytest.approx(1.0)
+        assert found["key"][owner.id].value == b"true"
+        assert reader.host.log.counts["late"] == 1
+
+    run(scenario, 3)

@@ -38,7 +38,7 @@ MAX_CALLS = 32
 """Under the 64 that a host allows one caller. Dials outlive the call that wanted them by seconds, no more."""
 MAX_RECORDS_PER_ANSWER, MAX_ANSWER_BYTES, MAX_NAMES_BYTES = 1000, 1_000_000, 250_000
 MAX_RECORDS_PER_STORE, BATCH_BYTES = 64, 65_536
-MAX_NEWCOMERS = 100
+MAX_NEWCOMERS, PASS_ON_SECONDS = 100, 0.25
 CACHE_SECONDS, MAX_CACHED_RECORDS = 1.0, 10_000
 POINT_BYTES = POINT_BITS // 8
 BREATH_EVERY = 50  # signatures, about 5 ms, between two turns for others on the loop
@@ -315,6 +315,7 @@ class Directory:
                     batch = batch[len(part) :]
                     if await self._call(contact, Store(part), Stored) is None:
                         break
+                    await self.host.clock.sleep(PASS_ON_SECONDS)
         finally:
             self._passing_on = False
 
