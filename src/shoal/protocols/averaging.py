@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from shoal.core.errors import NobodyThere, RemoteError, RoundError, TensorError
-from shoal.overlay.membership import TRAINING
+from shoal.overlay.member_record import TRAINING
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, Snapshot

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RoundError
 from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
-from shoal.overlay.membership import TRAINING, Membership
+from shoal.overlay.member_record import TRAINING
+from shoal.overlay.membership import Membership
 from shoal.planning.collector import collector_of
 from shoal.planning.keys import Key
 from shoal.protocols.roll_record import (

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RoundError
 from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
-from shoal.overlay.membership import TRAINING, Membership, Record
+from shoal.overlay.member_record import TRAINING, Record
+from shoal.overlay.membership import Membership
 from shoal.planning.collector import collector_of, roll_deadline_seconds
 from shoal.protocols.roll_record import (
     CALL,
