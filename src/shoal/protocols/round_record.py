@@ -22,12 +22,24 @@ class Where(Message, frozen=True):
     first: int
 
 
+class Ended(Message, frozen=True):
+    """How a round ended: a digest of the versions of all parts."""
+
+    where: Where
+    versions: bytes
+
+
 class Begin(Message, frozen=True):
-    """Opens the stream to a reducer. All members with one `source` hold one value; it weighs `mass`, once."""
+    """Opens the stream to a reducer. All members with one `source` hold one value; it weighs `mass`, once.
+
+    `last`: the sender's last round of this series that succeeded. Members of one round ended it equal, unless one was
+    cut off: here it learns of it.
+    """
 
     where: Where
     source: str
     mass: float
+    last: Ended | None
 
 
 class PartSent(Message, frozen=True):
@@ -105,6 +117,11 @@ class Group:
     def bandwidths(self) -> tuple[float | None, ...]:
         """Bytes per second, as the roll says."""
         return tuple(self.roll.bandwidths[number] for number in self.numbers)
+
+    @cached_property
+    def most_mass(self) -> float:
+        """More than this no honest member claims: where rounds failed, some weights may count again in later ones."""
+        return sum(self.roll.weights) * len(self.roll.members)
 
     @cached_property
     def where(self) -> Where:
