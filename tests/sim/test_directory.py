@@ -420,7 +420,7 @@ async def _churn(swarm: Swarm) -> str:
     choose = random.Random(9)
     for turn in range(3):
         work = [node.directory.store(f"key {choose.randrange(9)}", b"%d" % turn, 60) for node in swarm.nodes]
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(*work)
         swarm.nodes.pop(choose.randrange(len(swarm.nodes))).crash()
         await asyncio.sleep(0.3)
     found = await asyncio.gather(*[node.directory.get(*[f"key {n}" for n in range(9)]) for node in swarm.nodes])
@@ -441,3 +441,34 @@ def test_one_seed_is_one_run() -> None:
         for hash_seed in ("1", "2")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_what_is_found_was_said_and_is_the_newest(seed: int) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        choose, said, last = random.Random(seed), {}, {}
+        crashes = 0
+        for turn in range(80):
+            node, key = choose.choice(swarm.nodes[1:]), f"key {choose.randrange(5)}"
+            move = choose.choice(["store", "store", "get", "get", "get", "crash", "join"])
+            if move == "store":
+                value = b"%d" % turn
+                assert 3 <= await node.directory.store(key, value, 3600) <= REPLICAS
+                said.setdefault((key, node.id), []).append(value)
+                last[key, node.id] = value, crashes
+            elif move == "get":
+                await asyncio.sleep(CACHE_SECONDS)
+                found = values((await node.directory.get(key))[key])
+                assert all(value in said[key, owner] for owner, value in found.items())
+                for (stored_key, owner), (value, before) in last.items():
+                    if stored_key == key and crashes - before < 3:
+                        assert found[owner] == value
+            elif move == "crash" and len(swarm.nodes) > 10:
+                swarm.nodes.remove(node)
+                node.crash()
+                crashes += 1
+            elif move == "join":
+                await swarm.grow(1)
+            await asyncio.sleep(choose.uniform(0, 1))
+
+    run(scenario, 14, seed)
