@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -65,11 +66,11 @@ class Swarm:
     def __init__(self, stack: contextlib.AsyncExitStack, seed: int) -> None:
         self.nodes: list[Node] = []
         self._stack, self._seed = stack, seed
-        self._network = MemoryNetwork()
+        self._network, self._serial = MemoryNetwork(), itertools.count()
 
     async def add(self, *, skew_seconds: float = 0.0) -> Node:
         """A node that listens and knows nobody."""
-        number = len(self.nodes)
+        number = next(self._serial)
         identity = Identity(hashlib.sha256(f"{self._seed} {number}".encode()).digest())
         transport = self._network.transport(f"host-{number}", identity)
         clock = Clock(lambda: virtual_wall() + skew_seconds)

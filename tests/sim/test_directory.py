@@ -8,13 +8,15 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from nodes import Node, Swarm, run
 
+from shoal.core.address import Endpoint
 from shoal.core.errors import OptionError
-from shoal.overlay.directory import CACHE_SECONDS, MAX_CALLS, REPLICAS, Directory, Find
+from shoal.overlay.directory import CACHE_SECONDS, MAX_CALLS, POINT_BYTES, REPLICAS, Directory, Find, Found
 from shoal.overlay.lookup import MAX_POINTS_PER_CALL
 from shoal.overlay.routing import BUCKET_SIZE
 from shoal.planning.distance import point_of
@@ -190,6 +192,62 @@ def test_records_are_passed_on_to_a_newcomer_that_is_nearer() -> None:
     run(scenario, 8)
 
 
+def test_only_those_further_away_than_the_newcomer_pass_a_record_on() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.nodes[0].directory.store("key", b"value", 600)
+        senders = 0
+        for _ in range(8):
+            holding = holders(swarm, "key")
+            for node in swarm.nodes:
+                node.calls.clear()
+            await swarm.grow(1)
+            await asyncio.sleep(1.0)
+            fresh = swarm.nodes[-1]
+            rank = [node.id for node in swarm.nearest("key", len(swarm.nodes))].index
+            further = [who for who in holding if rank(who) > rank(fresh.id)] if rank(fresh.id) < REPLICAS else []
+            sent = [node.id for node in swarm.nodes if ("Store", fresh.id) in node.calls]
+            assert sent == further
+            senders += len(sent)
+        assert senders > 5
+
+    run(scenario, 8)
+
+
+def test_who_does_not_answer_is_not_named_to_others() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        asker, teller, dead = swarm.nodes
+
+        async def named() -> list[str]:
+            request = Find([point_of("key").to_bytes(POINT_BYTES)], False, ())
+            answer = await asker.host.call(teller.id, request, Found, timeout_seconds=2)
+            return [contact.peer_id for contact in answer.contacts]
+
+        assert await named() == [dead.id]
+        dead.crash()
+        await asyncio.sleep(0.1)
+        await teller.directory.get("key")
+        await asyncio.sleep(6.0)  # its rest is over
+        assert await named() == []
+
+    run(scenario, 3)
+
+
+def test_a_newcomer_knows_peers_at_every_distance() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.grow(1)
+        fresh = swarm.nodes[-1]
+
+        def distance(peer_id: str) -> int:
+            return (point_of(peer_id) ^ point_of(fresh.id)).bit_length()
+
+        there = Counter(distance(node.id) for node in swarm.nodes if node is not fresh)
+        known = Counter(distance(contact.peer_id) for contact in fresh.directory.table)
+        assert len(there) >= 4
+        assert {bits: known[bits] for bits in there if known[bits] < min(there[bits], REPLICAS)} == {}
+
+    run(scenario, 60)
+
+
 def test_clocks_that_differ_by_seconds_do_no_harm() -> None:
     async def scenario(swarm: Swarm) -> None:
         skewed = [await swarm.add(skew_seconds=seconds) for seconds in (-3, 3, -3, 3, 2, -1)]
@@ -242,21 +300,43 @@ def fall_silent(node: Node) -> None:
 
 def test_a_silent_peer_is_not_asked_again_for_a_while() -> None:
     async def scenario(swarm: Swarm) -> None:
-        reader, other = swarm.nodes
-        fall_silent(other)
+        reader, silent, _ = swarm.nodes  # the third one goes on naming the silent one
+
+        async def asked() -> bool:
+            reader.calls.clear()
+            assert await reader.directory.get("key") == {"key": {}}
+            return ("Find", silent.id) in reader.calls
+
+        fall_silent(silent)
         begun = now()
-        assert await reader.directory.get("key") == {"key": {}}
+        assert await asked()
         assert now() - begun == pytest.approx(2.0)
-        reader.calls.clear()
         for _ in range(4):
             await asyncio.sleep(1.2)
-            assert await reader.directory.get("key") == {"key": {}}
-        assert reader.calls == []
+            assert not await asked()
         await asyncio.sleep(0.3)
-        await reader.directory.get("key")
-        assert reader.calls == [("Find", other.id)]
+        assert await asked()
 
-    run(scenario, 2)
+    run(scenario, 3)
+
+
+def test_a_second_endpoint_gets_its_turn_behind_one_that_never_answers() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.nodes[0].directory.store("key", b"value", 60)
+        fresh = await swarm.add()
+        dial = fresh.transport.dial
+
+        async def black_hole(endpoint: Endpoint) -> object:
+            await asyncio.sleep(1e3 if endpoint.host == "unreachable" else 0.0)
+            return await dial(endpoint)
+
+        fresh.transport.dial = black_hole
+        fresh.directory.meet(swarm.nodes[0].id, ["unreachable:1", *swarm.nodes[0].places])
+        assert await fresh.directory.get("key") == {"key": {}}
+        await asyncio.sleep(1.0)
+        assert values((await fresh.directory.get("key"))["key"]) == {swarm.nodes[0].id: b"value"}
+
+    run(scenario, 1)
 
 
 def test_many_operations_at_once_stay_within_a_hosts_limits() -> None:
@@ -340,7 +420,7 @@ async def _churn(swarm: Swarm) -> str:
     choose = random.Random(9)
     for turn in range(3):
         work = [node.directory.store(f"key {choose.randrange(9)}", b"%d" % turn, 60) for node in swarm.nodes]
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(*work)
         swarm.nodes.pop(choose.randrange(len(swarm.nodes))).crash()
         await asyncio.sleep(0.3)
     found = await asyncio.gather(*[node.directory.get(*[f"key {n}" for n in range(9)]) for node in swarm.nodes])
@@ -361,3 +441,34 @@ def test_one_seed_is_one_run() -> None:
         for hash_seed in ("1", "2")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_what_is_found_was_said_and_is_the_newest(seed: int) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        choose, said, last = random.Random(seed), {}, {}
+        crashes = 0
+        for turn in range(80):
+            node, key = choose.choice(swarm.nodes[1:]), f"key {choose.randrange(5)}"
+            move = choose.choice(["store", "store", "get", "get", "get", "crash", "join"])
+            if move == "store":
+                value = b"%d" % turn
+                assert 3 <= await node.directory.store(key, value, 3600) <= REPLICAS
+                said.setdefault((key, node.id), []).append(value)
+                last[key, node.id] = value, crashes
+            elif move == "get":
+                await asyncio.sleep(CACHE_SECONDS)
+                found = values((await node.directory.get(key))[key])
+                assert all(value in said[key, owner] for owner, value in found.items())
+                for (stored_key, owner), (value, before) in last.items():
+                    if stored_key == key and crashes - before < 3:
+                        assert found[owner] == value
+            elif move == "crash" and len(swarm.nodes) > 10:
+                swarm.nodes.remove(node)
+                node.crash()
+                crashes += 1
+            elif move == "join":
+                await swarm.grow(1)
+            await asyncio.sleep(choose.uniform(0, 1))
+
+    run(scenario, 14, seed)

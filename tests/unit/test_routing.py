@@ -214,3 +214,33 @@ def test_nobody_to_ask_is_the_end() -> None:
     assert search.due() is None
     assert search.done()
     assert search.nearest(1) == []
+
+
+class Ideal(dict[str, list[Contact]]):
+    """What each peer of a crowd would answer about a point, had it heard of all in some order."""
+
+    def __init__(self, crowd: list[Contact], point: int) -> None:
+        super().__init__()
+        self.names, self.crowd, self.point = {other.peer_id for other in crowd}, crowd, point
+
+    def __contains__(self, peer_id: object) -> bool:
+        return peer_id in self.names
+
+    def __missing__(self, peer_id: str) -> list[Contact]:
+        table = RoutingTable(peer_id, lambda: 0.0)
+        for other in random.Random(peer_id).sample(self.crowd, len(self.crowd)):
+            table.heard(other)
+        return table.nearest(self.point, BUCKET_SIZE)
+
+
+@pytest.mark.parametrize(("count", "most"), [(100, 7), (1000, 8), (4000, 9)])
+def test_calls_grow_with_the_logarithm_of_the_swarm(count: int, most: int) -> None:
+    crowd = [contact(10_000 + number) for number in range(count)]
+    for number in range(5):
+        point = point_of(f"target {number}")
+        network = Ideal(crowd, point)
+        search = LookUp([point], 5, False)
+        search.learn(network[crowd[number].peer_id])
+        asked = play(search, network)
+        assert search.nearest(point) == sorted(crowd, key=lambda other: point_of(other.peer_id) ^ point)[:5]
+        assert len(asked) <= most

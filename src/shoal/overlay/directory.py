@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -202,23 +202,16 @@ class Directory:
             search.lose(contact, points)
             return
         self._heard(contact.peer_id, found.places)
-        search.learn(self._candidates(found.contacts[: BUCKET_SIZE * len(points)]))
+        named = found.contacts[: BUCKET_SIZE * len(points)]
+        search.learn(c for c in named if c.peer_id != self.host.peer_id and not self.table.resting(c))
         search.answer(contact.peer_id, points)
-
-    def _candidates(self, named: Iterable[Contact]) -> Iterator[Contact]:
-        """Where a named peer told us itself where it listens, that is what counts."""
-        for contact in named:
-            known = self.table.get(contact.peer_id)
-            chosen = contact if known is None or self.table.resting(known) else known
-            if contact.peer_id != self.host.peer_id and not self.table.resting(chosen):
-                yield chosen
 
     async def _believe(self, search: LookUp, peer_id: str, points: list[int], records: Iterable[Record]) -> bool:
         """Take over what is newer and true. False at the first lie: the rest of that answer is not read."""
         wall, checked = self.host.clock.wall(), 0
         for record in records:
             point = point_of(record.key)
-            if point not in points or not search.wants_records:
+            if point not in points:
                 self.host.log.add("refused", "it told of a key that it was not asked for", peer_id)
                 return False
             newest = search.found[point].get(record.owner)
