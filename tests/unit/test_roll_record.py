@@ -15,7 +15,7 @@ def here(shapes=SMALL, weight=1.0) -> Here:
 
 
 def close(**callers) -> dict:
-    return close_roll("id", TRAIN, 5, callers)
+    return close_roll("id", TRAIN, 5, callers, {})
 
 
 def test_all_callers_get_one_record_in_the_order_of_their_ids() -> None:

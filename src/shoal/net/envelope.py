@@ -1,6 +1,6 @@
 """What travels in the header of a frame once two peers know each other.
 
-On a link: Ask, Answer, Fail, Ping, Bye. On a stream: Open, Item (with a payload), End, Fail. Bodies are
+On a link: Ask, Answer, Fail, Ping, Bye, Part. On a stream: Open, Item (with a payload), End, Fail. Bodies are
 msgspec structs that the receiver decodes with the type it expects: nothing that a peer sends chooses a type here, and
 nothing is unpickled.
 """
@@ -76,7 +76,11 @@ class End(_Frame, tag=8, frozen=True):
     """This end of the stream sends no more; when both did, the connection can serve another."""
 
 
-LinkFrame = Ask | Answer | Fail | Ping | Bye
+class Part(_Frame, tag=9, frozen=True):
+    """This link is not needed any more; the sender stays in the run."""
+
+
+LinkFrame = Ask | Answer | Fail | Ping | Bye | Part
 StreamFrame = Open | Item | End | Fail
 MAX_REASON, MAX_CODE = 500, 100
 UNREADABLE = (msgspec.MsgspecError, RecursionError)

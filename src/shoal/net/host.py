@@ -31,6 +31,7 @@ from shoal.net.envelope import (
     Fail,
     Message,
     Open,
+    Part,
     Ping,
     decode_body,
     decode_link,
@@ -43,6 +44,8 @@ from shoal.net.remote import Remote
 from shoal.net.stream import Stream
 
 HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
+PARTED = "parted"
+"""The reason in `on_lost` of a link that was given up because nobody needed it: the peer stays in the run."""
 MAX_CALLS_PER_PEER = 64
 MAX_FAULTS = 20
 MAX_CONNECTIONS_PER_PEER = 24
@@ -156,10 +159,26 @@ class Host:
         """Where this peer listens, by its own word: streams to it are dialled there."""
         self._remote(peer_id).endpoints = tuple(endpoints)
 
+    def knows(self, peer_id: str) -> bool:
+        """Whether it is known where this peer listens."""
+        return bool(peer_id in self.remotes and self.remotes[peer_id].endpoints)
+
     def drop(self, peer_id: str, reason: str) -> None:
         """Close every connection with this peer."""
         if remote := self.remotes.get(peer_id):
             self._unlink(remote, reason, polite=False)
+
+    def unused_seconds(self, peer_id: str) -> float:
+        """For how long no call and no stream has needed this peer; 0 while one does."""
+        remote = self._remote(peer_id)
+        busy = remote.pending or remote.streams or remote.calls_running
+        return 0.0 if busy else self.clock.now() - remote.used_at
+
+    def part(self, peer_id: str) -> None:
+        """Give up the link to a peer that stays in the run."""
+        if (remote := self.remotes.get(peer_id)) and remote.links:
+            self.spawn(_quietly(remote.links[-1].send(encode(Part()))), "part")
+            self._unlink(remote, PARTED, polite=True)
 
     def _accept(self, channel: Channel) -> None:
         if self._closing:
@@ -205,8 +224,8 @@ class Host:
                 elif isinstance(frame, Fail):
                     if (future := remote.pending.get(frame.id)) and not future.done():
                         future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE]))
-                elif isinstance(frame, Bye):
-                    reason, polite = frame.reason[:100], True
+                elif isinstance(frame, Bye | Part):
+                    reason, polite = frame.reason[:100] if isinstance(frame, Bye) else PARTED, True
                     break
         except PeerLost as error:
             reason = str(error)
@@ -259,6 +278,7 @@ class Host:
         remote = self.remotes.get(peer_id)
         if remote is None or not remote.links:
             raise PeerLost(f"{peer_id[:8]} is not connected")
+        remote.use()
         call_id = next(self._call_ids)
         future = remote.pending[call_id] = asyncio.get_running_loop().create_future()
         try:
@@ -289,6 +309,8 @@ class Host:
     def _take_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
         if remote.calls_running >= MAX_CALLS_PER_PEER:
             raise ProtocolError(f"more than {MAX_CALLS_PER_PEER} calls at once")
+        if ask.id:
+            remote.use()
         remote.calls_running += 1
         self.spawn(self._answer_call(remote, channel, ask), f"call {ask.name[:40]}")
 
@@ -321,6 +343,7 @@ class Host:
     async def stream(self, peer_id: str, request: Message) -> AsyncIterator[Stream]:
         """Open a stream. On a clean exit both ends finish and the connection goes back to the pool."""
         remote = self._remote(peer_id)
+        remote.use()
         channel = await self._open_channel(remote, encode(Open(type(request).__name__, raw(request))))
         stream = Stream(channel, peer_id)
         remote.streams[channel] = None

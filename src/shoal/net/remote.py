@@ -24,7 +24,7 @@ class Remote:
         self.streams: dict[Channel, None] = {}
         self.connections = 0
         self.calls_running = 0
-        self.last_sent = clock.now()
+        self.last_sent = self.used_at = clock.now()
         self.life, self.bulk = Silence(clock.now()), Silence(clock.now())
         self.pending: dict[int, asyncio.Future[Answer]] = {}
 
@@ -44,6 +44,10 @@ class Remote:
 
         self.life.heard(self._clock.now())
         channel.on_traffic = traffic
+
+    def use(self) -> None:
+        """A call or a stream needs this peer: signs of life and news alone do not."""
+        self.used_at = self._clock.now()
 
     def close(self, reason: str) -> None:
         """End every connection with it; whoever waits for an answer, or on a stream, learns of it now."""

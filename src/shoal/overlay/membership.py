@@ -1,4 +1,7 @@
-"""Who is in the run: each peer keeps a link to each other and hears from it, by its own word, what it is doing.
+"""Who is in the run: a peer keeps links to NEIGHBOURS others, and hears from each, by its own word, what it is doing.
+
+In a swarm of up to that many, these are all. In a larger one the register lists the rest, a little later than a link
+would tell; whoever is needed from there is dialled, and links that nobody has used for a while are given up again.
 
 A link begins with Introduce: both ends show their record, their charter and whom they know. Whoever is named there is
 dialled, so two newcomers that came through different peers find each other. Records travel only from their owner, over
@@ -7,15 +10,16 @@ its own authenticated link: nobody can say anything about another, except where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
-from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
+from shoal.core.errors import AddressError, CharterMismatch, PeerLost, RefusedError, RemoteError, ShoalError
 from shoal.net.envelope import Done, Message
-from shoal.net.host import Host
+from shoal.net.host import PARTED, Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
 from shoal.overlay.directory import Directory
 from shoal.overlay.member_record import (
@@ -38,9 +42,14 @@ REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
 """Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow.
 
 Whom only the register names is dialled once: if it lives, the register names it again."""
+NEIGHBOURS = 64
+UNUSED_SECONDS = 20.0
 MAX_SOUGHT = 256
 CALL_SECONDS = 5.0
 MAX_ACQUAINTANCES = 1000
+
+
+Known = TypeVar("Known", Acquaintance, Record)
 
 
 class Membership:
@@ -52,6 +61,7 @@ class Membership:
         self.charter: Charter | None = None
         self._founded = ""  # the charter that this very process completed, with a state of its own
         self.members: dict[str, Record] = {}
+        self.listed: dict[str, Record] = {}
         self.met: dict[str, None] = {}
         self._gone: dict[str, tuple[float, int]] = {}  # who said goodbye, and when in its own count
         self._redialling: dict[str, None] = {}
@@ -80,6 +90,12 @@ class Membership:
             for peer_id, record in sorted(everyone.items())
             if record.role == role and state in (None, record.state)
         }
+
+    def everybody(self, state: str | None = None) -> dict[str, Record]:
+        """This peer, the trainers it has a link to, and those that only the register lists, by id."""
+        listed = {peer_id: record for peer_id, record in self.listed.items() if record.role == TRAINER}
+        rest = {who: record for who, record in listed.items() if state in (None, record.state)}
+        return dict(sorted({**rest, **self.with_me(state)}.items()))
 
     def others(self, state: str | None = None) -> dict[str, Record]:
         """The other live trainers (in a state), by id."""
@@ -141,9 +157,25 @@ class Membership:
         return [Acquaintance(record.peer_id, record.endpoints) for record in self.members.values()]
 
     def _look_up(self, acquaintances: list[Acquaintance]) -> None:
-        for who in acquaintances[:MAX_ACQUAINTANCES]:
-            if who.peer_id != self.me.peer_id and who.peer_id not in self.members:
-                self._redial(who.peer_id, who.endpoints, REDIAL_SECONDS)
+        unknown = [who for who in acquaintances if who.peer_id not in (self.me.peer_id, *self.members)]
+        for who in self._chosen(unknown[:MAX_ACQUAINTANCES]):
+            self._redial(who.peer_id, who.endpoints, REDIAL_SECONDS)
+
+    def _chosen(self, candidates: list[Known]) -> list[Known]:
+        """As many of them as there is room for links; not the same ones everywhere."""
+        room = NEIGHBOURS - len(self.members) - len(self._redialling)
+        return candidates if len(candidates) <= room else self.host.random.sample(candidates, max(0, room))
+
+    async def reach(self, peer_id: str) -> None:
+        """See to it that there is a link to a member that is listed. Raises RemoteError."""
+        if self.host.linked(peer_id) or peer_id not in self.listed:
+            return
+        record = self.listed[peer_id]
+        try:
+            await self.meet([parse_endpoint(text) for text in record.endpoints[:MAX_ENDPOINTS]], peer_id)
+        except ShoalError as error:
+            self.listed.pop(peer_id, None)
+            raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
 
     def _learn(self, peer_id: str, record: Record) -> None:
         if record.peer_id != peer_id:
@@ -160,6 +192,7 @@ class Membership:
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
+        self.listed.pop(peer_id, None)
         self.directory.meet(peer_id, record.endpoints)
         if known is None:
             self.met[peer_id] = None
@@ -194,24 +227,48 @@ class Membership:
     # -- losing and finding again
 
     def _lost(self, peer_id: str, reason: str, polite: bool) -> None:
-        self.directory.forget(peer_id)
         record = self.members.pop(peer_id, None)
+        if reason == PARTED and record is not None:
+            self.listed[peer_id] = record
+            return
+        self.directory.forget(peer_id)
         if record is None:
             return
         self.host.log.add("left" if polite else "lost", reason, peer_id)
         self._changed()
-        if polite:
-            self._gone[peer_id] = record.born, record.version
-            if len(self._gone) > MAX_ACQUAINTANCES:
-                del self._gone[next(iter(self._gone))]
-        else:
+        self._gone[peer_id] = record.born, record.version  # its entry in the register is older than this
+        if len(self._gone) > MAX_ACQUAINTANCES:
+            del self._gone[next(iter(self._gone))]
+        if not polite:
             self._redial(peer_id, record.endpoints, REDIAL_SECONDS)
 
-    def hear_of(self, record: Record) -> None:
-        """The register names this peer: dial it once, unless it is here, or has left since."""
-        is_news = (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
-        if record.peer_id not in (self.me.peer_id, *self.members) and is_news:
+    def hear_where(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]]) -> None:
+        """Where these peers listen, as a third one says: believed only where nothing better is known."""
+        for peer_id, endpoints in zip(peer_ids, places, strict=False):
+            if peer_id != self.me.peer_id and not self.host.knows(peer_id):
+                with contextlib.suppress(AddressError):
+                    self.host.know(peer_id, [parse_endpoint(text) for text in endpoints[:MAX_ENDPOINTS]])
+
+    def hear_of(self, records: list[Record]) -> None:
+        """The register lists these peers now: some are dialled where there is room for links, once each."""
+        unknown = [
+            record
+            for record in records
+            if record.peer_id not in (self.me.peer_id, *self.members)
+            and (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
+        ]
+        self.listed = {record.peer_id: record for record in unknown}
+        for record in self._chosen(unknown):
             self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1])
+        self._changed()
+
+    def give_up_unused(self) -> None:
+        """Part from some of those that nobody needs a link to now, down to NEIGHBOURS; they stay listed."""
+        spare = len(self.members) - NEIGHBOURS
+        unused = [who for who in self.members if self.host.unused_seconds(who) > UNUSED_SECONDS]
+        if spare > NEIGHBOURS // 2:
+            for who in self.host.random.sample(unused, min(spare, len(unused))):
+                self.host.part(who)
 
     def _redial(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:

@@ -28,16 +28,16 @@ async def keep_register(members: Membership, directory: Directory) -> None:
         if members.charter is not None:
             page = f"members of {members.charter.charter_id}"
             await directory.store(page, bytes(raw(members.me)), STAY_SECONDS)
-            for peer_id, entry in (await directory.get(page))[page].items():
-                _hear_of(members, peer_id, entry)
+            entries = (await directory.get(page))[page]
+            members.hear_of([record for who, entry in entries.items() if (record := _read(members, who, entry))])
+            members.give_up_unused()
         await clock.sleep(KEEP_SECONDS * random.uniform(0.75, 1.25))  # not all at once
 
 
-def _hear_of(members: Membership, peer_id: str, entry: Entry) -> None:
+def _read(members: Membership, peer_id: str, entry: Entry) -> Record | None:
     try:
         record = decode_body(msgspec.Raw(entry.value), Record)
     except ProtocolError as error:
         members.host.log.add("refused", f"its record in the register: {error}", peer_id)
-        return
-    if record.peer_id == peer_id:
-        members.hear_of(record)
+        return None
+    return record if record.peer_id == peer_id else None

@@ -102,7 +102,7 @@ class Meetings:
         meet = Meet(key, most, here)
         limit = here.patience_seconds + ANSWER_SECONDS
         while True:
-            candidates = self._members.with_me(TRAINING)
+            candidates = self._members.everybody(TRAINING)
             if len(candidates) < 2:
                 raise NobodyThere("no other peer takes part in averagings now")
             charter = self._members.charter
@@ -112,6 +112,7 @@ class Meetings:
                     if point == self._host.peer_id:
                         roll = await self._gather(point, meet)
                     else:
+                        await self._members.reach(point)
                         roll = await self._host.call(point, meet, Roll, timeout_seconds=limit)
             except PeerLost:
                 await self._host.clock.sleep(RETRY_SECONDS)
@@ -123,6 +124,7 @@ class Meetings:
             except ProtocolError as error:
                 raise RoundError(f"meeting point {point[:8]}: {error}", here.number) from None
             if makes_sense(roll, self._host.peer_id) and len(roll.members) <= most and roll.number == here.number:
+                self._members.hear_where(roll.members, roll.places)
                 return roll
             raise RoundError(f"meeting point {point[:8]} sent a group that makes no sense", here.number)
 
@@ -155,16 +157,17 @@ class Meetings:
         """When the window is over, or everybody is here: as many groups as needed, of nearly equal size."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
-                while not self._members.with_me(TRAINING).keys() <= gathering.callers.keys():
+                while not self._members.everybody(TRAINING).keys() <= gathering.callers.keys():
                     gathering.changed.clear()
                     await gathering.changed.wait()
         del self._gatherings[key]
         callers = sorted(gathering.callers)
         self._host.random.shuffle(callers)
         outcome: dict[str, Roll | RefusedError] = {}
+        places = {peer_id: record.endpoints for peer_id, record in self._members.everybody().items()}
         groups = -(-len(callers) // gathering.most)
         for group in range(groups):
             group_id = self._host.random.randbytes(16).hex()
             members = {peer_id: gathering.callers[peer_id] for peer_id in callers[group::groups]}
-            outcome |= close_roll(group_id, PLAIN, number, members)
+            outcome |= close_roll(group_id, PLAIN, number, members, places)
         gathering.closed.set_result(outcome)

@@ -43,6 +43,7 @@ from shoal.tensors.flat import Shapes
 
 MOVED = "moved"
 RETRY_SECONDS = 0.05
+MAX_DIALS = 64
 
 
 @dataclass
@@ -65,6 +66,7 @@ class RollBook:
         self._invited: dict[str, tuple[int, str]] = {}
         self._open: dict[tuple[str, int], _OpenRoll] = {}
         self._closed: dict[str, int] = {}
+        self._dialling = asyncio.Semaphore(MAX_DIALS)
         self.on_invite: list[Callable[[], None]] = []
         host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
@@ -127,6 +129,7 @@ class RollBook:
             else:
                 if makes_sense(roll, self._host.peer_id):
                     self._note(series, number)
+                    self._members.hear_where(roll.members, roll.places)
                     return roll
                 failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
@@ -169,6 +172,7 @@ class RollBook:
         if collector == self._host.peer_id:
             async with asyncio.timeout(timeout_seconds):
                 return await self._collect(self._host.peer_id, here)
+        await self._members.reach(collector)
         return await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
 
     # -- the collector
@@ -205,7 +209,7 @@ class RollBook:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
         for peer_id in self._participants(series):
-            self._host.tell(peer_id, Invite(series, number))
+            self._host.spawn(self._invite(peer_id, Invite(series, number)), "invite")
         self._hear_invitation(series, number, self._host.peer_id)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
@@ -225,7 +229,13 @@ class RollBook:
         self._closed[series] = max(number, self._closed.get(series, 0))
         self._note(series, number)
         callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
-        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers))
+        places = {peer_id: record.endpoints for peer_id, record in self._members.everybody().items()}
+        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers, places))
+
+    async def _invite(self, peer_id: str, invite: Invite) -> None:
+        async with self._dialling:
+            await self._members.reach(peer_id)
+        self._host.tell(peer_id, invite)
 
     # -- both
 
@@ -235,7 +245,7 @@ class RollBook:
         return charter.charter_id if charter else ""
 
     def _participants(self, series: str) -> dict[str, Record]:
-        return self._members.with_me(TRAINING if series == TRAIN else None)
+        return self._members.everybody(TRAINING if series == TRAIN else None)
 
     def _awaited(self, series: str, number: int) -> set[str]:
         """Whoever may still call for this number: those who have it behind them will not."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from shoal.core.address import MAX_ENDPOINTS
 from shoal.core.errors import NobodyThere, ProtocolError, RefusedError, RoundError, TensorError
 from shoal.net.envelope import Message
 from shoal.tensors.flat import Shapes, check_shapes
@@ -25,7 +28,10 @@ class Here(Message, frozen=True):
 
 
 class Roll(Message, frozen=True):
-    """Who takes part in one averaging, in order. Everything later follows from it by pure functions."""
+    """Who takes part in one averaging, in order. Everything later follows from it by pure functions.
+
+    `places`: where each member listens, for those that have not met it.
+    """
 
     roll_id: str
     series: str
@@ -33,6 +39,7 @@ class Roll(Message, frozen=True):
     members: list[str]
     weights: list[float]
     bandwidths: list[float | None]
+    places: list[list[str]] = msgspec.field(default_factory=list)
 
 
 class Invite(Message, frozen=True):
@@ -58,10 +65,14 @@ def makes_sense(roll: Roll, me: str) -> bool:
         me in roll.members
         and len(set(roll.members)) == len(roll.members) == len(roll.weights) == len(roll.bandwidths)
         and all(0 <= figure <= MAX_FIGURE for figure in figures)
+        and len(roll.places) in (0, len(roll.members))
+        and all(len(places) <= MAX_ENDPOINTS for places in roll.places)
     )
 
 
-def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Here]) -> dict[str, Roll | RefusedError]:
+def close_roll(
+    roll_id: str, series: str, number: int, callers: Mapping[str, Here], places: Mapping[str, list[str]]
+) -> dict[str, Roll | RefusedError]:
     """The record for each caller. Whoever came with other shapes than most is told where they differ."""
     by_shapes: dict[str, list[str]] = {}
     for peer_id, here in sorted(callers.items()):
@@ -77,6 +88,7 @@ def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Her
         roll = Roll(
             roll_id, series, number, members,
             [callers[peer_id].weight for peer_id in members], [callers[peer_id].bandwidth for peer_id in members],
+            [places.get(peer_id, []) for peer_id in members],
         )  # fmt: skip
         return outcome | dict.fromkeys(members, roll)
     alone = members[0]

@@ -13,7 +13,7 @@ from collections import Counter
 from shoal.core.errors import ProtocolError, RefusedError, RemoteError
 from shoal.core.tasks import root_cause
 from shoal.net.envelope import Message
-from shoal.net.host import Host
+from shoal.net.host import PARTED, Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import reduce_anew
 from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
@@ -77,6 +77,8 @@ class Rounds:
         self._ended[where.series] = Ended(where, hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest())
 
     def _lost(self, who: str, reason: str, polite: bool) -> None:
+        if reason == PARTED:
+            return  # a new link is made when it is needed
         for round_, _ in self._rounds.values():
             round_.lose(who, "it left" if polite else reason)
 
