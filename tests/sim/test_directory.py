@@ -36,6 +36,7 @@ def holders(swarm: Swarm, key: str) -> list[str]:
     return [node.id for node in swarm.nodes if node.directory.shelf.under(point_of(key))]
 
 
+@pytest.mark.timeout(400)  # 200 nodes: half a minute on a free machine
 @pytest.mark.parametrize("count", [1, 2, 8, 40, 200])
 def test_what_is_stored_lies_at_the_nearest_and_is_found_with_few_calls(count: int) -> None:
     async def scenario(swarm: Swarm) -> None:
@@ -267,7 +268,7 @@ def test_clocks_that_differ_by_seconds_do_no_harm() -> None:
 @pytest.mark.parametrize("silent", [False, True], ids=["their connections break", "they fall silent"])
 def test_records_are_found_when_a_third_of_the_nodes_is_gone(silent: bool) -> None:
     async def scenario(swarm: Swarm) -> None:
-        keys = [f"key {number}" for number in range(40)]
+        keys = [f"key {number}" for number in range(24)]
         for number, key in enumerate(keys):
             await swarm.nodes[number].directory.store(key, key.encode(), 600)
         gone = random.Random(3).sample(swarm.nodes, 12)
