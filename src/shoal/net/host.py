@@ -32,24 +32,23 @@ from shoal.net.envelope import (
     Message,
     Open,
     Part,
-    Ping,
     decode_body,
     decode_link,
     decode_stream,
     encode,
     raw,
 )
+from shoal.net.heartbeat import heartbeat, quietly
 from shoal.net.identity import Identity
 from shoal.net.remote import Remote
 from shoal.net.stream import Stream
 
-HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
 PARTED = "parted"
 """The reason in `on_lost` of a link that was given up because nobody needed it: the peer stays in the run."""
 MAX_CALLS_PER_PEER = 64
 MAX_FAULTS = 20
 MAX_CONNECTIONS_PER_PEER = 24
-IDLE_STREAMS_PER_PEER, IDLE_STREAM_SECONDS = 2, 30.0
+IDLE_STREAMS_PER_PEER = 2
 
 Reply = TypeVar("Reply", bound=Message)
 CallHandler = Callable[[str, Any], Awaitable[Message]]
@@ -97,7 +96,7 @@ class Host:
     async def start(self, listen: Endpoint) -> None:
         """Listen. `endpoints` then says where. Raises OptionError when that place is taken."""
         self.endpoints = tuple(await self._door.open(listen, self._accept))
-        self.spawn(self._heartbeat(), "heartbeat")
+        self.spawn(heartbeat(self), "heartbeat")
 
     async def goodbye(self, reason: str) -> None:
         """Tell everybody that this peer leaves, for at most half a second; nobody is met or missed from now on."""
@@ -106,7 +105,7 @@ class Host:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5), asyncio.TaskGroup() as tasks:
                 for link in links:
-                    tasks.create_task(_quietly(link.send(encode(Bye(reason)))))
+                    tasks.create_task(quietly(link.send(encode(Bye(reason)))))
 
     def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Run `work` within this host's life. Its failure is an event, and ends nothing else."""
@@ -166,7 +165,7 @@ class Host:
     def drop(self, peer_id: str, reason: str) -> None:
         """Close every connection with this peer."""
         if remote := self.remotes.get(peer_id):
-            self._unlink(remote, reason, polite=False)
+            self.unlink(remote, reason, polite=False)
 
     def unused_seconds(self, peer_id: str) -> float:
         """For how long no call and no stream has needed this peer; 0 while one does."""
@@ -174,11 +173,11 @@ class Host:
         busy = remote.pending or remote.streams or remote.calls_running
         return 0.0 if busy else self.clock.now() - remote.used_at
 
-    def part(self, peer_id: str) -> None:
+    async def part(self, peer_id: str) -> None:
         """Give up the link to a peer that stays in the run."""
         if (remote := self.remotes.get(peer_id)) and remote.links:
-            self.spawn(_quietly(remote.links[-1].send(encode(Part()))), "part")
-            self._unlink(remote, PARTED, polite=True)
+            await quietly(remote.links[-1].send(encode(Part())))
+            self.unlink(remote, PARTED, polite=True)
 
     def _accept(self, channel: Channel) -> None:
         if self._closing:
@@ -238,38 +237,14 @@ class Host:
             if channel in remote.links:
                 remote.links.remove(channel)
                 if polite or not remote.links:
-                    self._unlink(remote, reason, polite)
+                    self.unlink(remote, reason, polite)
 
-    def _unlink(self, remote: Remote, reason: str, polite: bool) -> None:
+    def unlink(self, remote: Remote, reason: str, polite: bool) -> None:
+        """Close every connection with a peer, and tell whoever wants to know."""
         remote.close(reason)
         if not self._closing:
             for notice in self.on_lost:
                 notice(remote.peer_id, reason, polite)
-
-    async def _heartbeat(self) -> None:
-        """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""
-        while True:
-            woke_at = self.clock.now()
-            await self.clock.sleep(HEARTBEAT_SECONDS)
-            now = self.clock.now()
-            stalled = now - woke_at > 2 * HEARTBEAT_SECONDS
-            for remote in list(self.remotes.values()):
-                if not remote.links:
-                    continue
-                if stalled:
-                    remote.life.excuse(now)
-                if now - remote.life.last_heard > SILENT_SECONDS:
-                    for link in list(remote.links):
-                        link.abort()
-                    self._unlink(remote, f"silent for {now - remote.life.last_heard:.1f} s", polite=False)
-                elif now - remote.last_sent > HEARTBEAT_SECONDS:
-                    self.spawn(_quietly(remote.links[-1].send(encode(Ping()))), "ping")
-                    remote.last_sent = now
-                fresh = [(since, stream) for since, stream in remote.idle_streams if now - since < IDLE_STREAM_SECONDS]
-                for entry in remote.idle_streams:
-                    if entry not in fresh:
-                        entry[1].close()
-                remote.idle_streams = fresh
 
     # -- calls
 
@@ -304,7 +279,7 @@ class Host:
         remote = self.remotes.get(peer_id)
         if remote and remote.links and not self._closing:
             ask = Ask(0, type(message).__name__, raw(message))
-            self.spawn(_quietly(remote.links[-1].send(encode(ask))), f"tell {ask.name}")
+            self.spawn(quietly(remote.links[-1].send(encode(ask))), f"tell {ask.name}")
 
     def _take_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
         if remote.calls_running >= MAX_CALLS_PER_PEER:
@@ -335,7 +310,7 @@ class Host:
         finally:
             remote.calls_running -= 1
         if ask.id:
-            await _quietly(channel.send(encode(response)))
+            await quietly(channel.send(encode(response)))
 
     # -- streams
 
@@ -404,9 +379,3 @@ class Host:
             channel.abort()
             remote.streams.pop(channel, None)
             remote.connections -= 1
-
-
-async def _quietly(sending: Coroutine[Any, Any, None]) -> None:
-    """A message whose loss is noticed elsewhere: the reader of the same connection learns that it broke."""
-    with contextlib.suppress(RemoteError):
-        await sending

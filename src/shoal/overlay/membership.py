@@ -1,7 +1,6 @@
 """Who is in the run: a peer keeps links to NEIGHBOURS others, and hears from each, by its own word, what it is doing.
 
-In a swarm of up to that many, these are all. In a larger one the register lists the rest, a little later than a link
-would tell; whoever is needed from there is dialled, and links that nobody has used for a while are given up again.
+In a swarm of up to that many, these are all; in a larger one the register lists the rest (register.py).
 
 A link begins with Introduce: both ends show their record, their charter and whom they know. Whoever is named there is
 dialled, so two newcomers that came through different peers find each other. Records travel only from their owner, over
@@ -10,14 +9,13 @@ its own authenticated link: nobody can say anything about another, except where 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
-from shoal.core.errors import AddressError, CharterMismatch, PeerLost, RefusedError, RemoteError, ShoalError
+from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
 from shoal.net.envelope import Done, Message
 from shoal.net.host import PARTED, Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
@@ -43,7 +41,6 @@ REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
 
 Whom only the register names is dialled once: if it lives, the register names it again."""
 NEIGHBOURS = 64
-UNUSED_SECONDS = 20.0
 MAX_SOUGHT = 256
 CALL_SECONDS = 5.0
 MAX_ACQUAINTANCES = 1000
@@ -61,7 +58,6 @@ class Membership:
         self.charter: Charter | None = None
         self._founded = ""  # the charter that this very process completed, with a state of its own
         self.members: dict[str, Record] = {}
-        self.listed: dict[str, Record] = {}
         self.met: dict[str, None] = {}
         self._gone: dict[str, tuple[float, int]] = {}  # who said goodbye, and when in its own count
         self._redialling: dict[str, None] = {}
@@ -90,12 +86,6 @@ class Membership:
             for peer_id, record in sorted(everyone.items())
             if record.role == role and state in (None, record.state)
         }
-
-    def everybody(self, state: str | None = None) -> dict[str, Record]:
-        """This peer, the trainers it has a link to, and those that only the register lists, by id."""
-        listed = {peer_id: record for peer_id, record in self.listed.items() if record.role == TRAINER}
-        rest = {who: record for who, record in listed.items() if state in (None, record.state)}
-        return dict(sorted({**rest, **self.with_me(state)}.items()))
 
     def others(self, state: str | None = None) -> dict[str, Record]:
         """The other live trainers (in a state), by id."""
@@ -166,17 +156,6 @@ class Membership:
         room = NEIGHBOURS - len(self.members) - len(self._redialling)
         return candidates if len(candidates) <= room else self.host.random.sample(candidates, max(0, room))
 
-    async def reach(self, peer_id: str) -> None:
-        """See to it that there is a link to a member that is listed. Raises RemoteError."""
-        if self.host.linked(peer_id) or peer_id not in self.listed:
-            return
-        record = self.listed[peer_id]
-        try:
-            await self.meet([parse_endpoint(text) for text in record.endpoints[:MAX_ENDPOINTS]], peer_id)
-        except ShoalError as error:
-            self.listed.pop(peer_id, None)
-            raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
-
     def _learn(self, peer_id: str, record: Record) -> None:
         if record.peer_id != peer_id:
             raise RefusedError("a peer may only speak for itself")
@@ -192,7 +171,6 @@ class Membership:
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
-        self.listed.pop(peer_id, None)
         self.directory.meet(peer_id, record.endpoints)
         if known is None:
             self.met[peer_id] = None
@@ -228,8 +206,7 @@ class Membership:
 
     def _lost(self, peer_id: str, reason: str, polite: bool) -> None:
         record = self.members.pop(peer_id, None)
-        if reason == PARTED and record is not None:
-            self.listed[peer_id] = record
+        if reason == PARTED:
             return
         self.directory.forget(peer_id)
         if record is None:
@@ -242,33 +219,15 @@ class Membership:
         if not polite:
             self._redial(peer_id, record.endpoints, REDIAL_SECONDS)
 
-    def hear_where(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]]) -> None:
-        """Where these peers listen, as a third one says: believed only where nothing better is known."""
-        for peer_id, endpoints in zip(peer_ids, places, strict=False):
-            if peer_id != self.me.peer_id and not self.host.knows(peer_id):
-                with contextlib.suppress(AddressError):
-                    self.host.know(peer_id, [parse_endpoint(text) for text in endpoints[:MAX_ENDPOINTS]])
+    def is_news(self, record: Record) -> bool:
+        """Whether the register may know better: this peer is not here, and has not gone since it said so."""
+        is_here = record.peer_id == self.me.peer_id or record.peer_id in self.members
+        return not is_here and (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
 
-    def hear_of(self, records: list[Record]) -> None:
-        """The register lists these peers now: some are dialled where there is room for links, once each."""
-        unknown = [
-            record
-            for record in records
-            if record.peer_id not in (self.me.peer_id, *self.members)
-            and (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
-        ]
-        self.listed = {record.peer_id: record for record in unknown}
-        for record in self._chosen(unknown):
+    def seek(self, records: list[Record]) -> None:
+        """Dial some of these, once each, where there is room for links."""
+        for record in self._chosen(records):
             self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1])
-        self._changed()
-
-    def give_up_unused(self) -> None:
-        """Part from some of those that nobody needs a link to now, down to NEIGHBOURS; they stay listed."""
-        spare = len(self.members) - NEIGHBOURS
-        unused = [who for who in self.members if self.host.unused_seconds(who) > UNUSED_SECONDS]
-        if spare > NEIGHBOURS // 2:
-            for who in self.host.random.sample(unused, min(spare, len(unused))):
-                self.host.part(who)
 
     def _redial(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:

@@ -1,43 +1,96 @@
-"""The register of a run: its page in the directory, where each member keeps its record and finds whom it has not met.
+"""The register of a run: its page in the directory, where members keep their records and find those they have not met.
 
-Members tell each other directly, over their links, what they do. The register is for what that can't do: two peers that
-nobody introduced, because they came at once through different peers or because word got lost, find each other here.
+Members tell each other directly, over their links, what they do. The register is for what links can not do. Two peers
+that nobody introduced, because they came at once through different peers, find each other here. And in a swarm of more
+members than a peer has links it lists the rest, a little later than a link would tell: whoever is needed from there is
+dialled, and links that nobody has used for a while are given up again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Sequence
+
 import msgspec
 
-from shoal.core.errors import ProtocolError
+from shoal.core.address import MAX_ENDPOINTS, parse_endpoint
+from shoal.core.errors import AddressError, PeerLost, ProtocolError, ShoalError
 from shoal.net.envelope import decode_body, raw
-from shoal.overlay.directory import Directory, Entry
-from shoal.overlay.member_record import Record
-from shoal.overlay.membership import Membership
+from shoal.overlay.directory import Entry
+from shoal.overlay.member_record import TRAINER, Record
+from shoal.overlay.membership import NEIGHBOURS, Membership
 
-KEEP_SECONDS, STAY_SECONDS = 10.0, 30.0
-FIRST_SECONDS = 0.5
-"""After the start: the first links are made by then."""
-
-
-async def keep_register(members: Membership, directory: Directory) -> None:
-    """Keep this peer's record in the register for ever, and dial who is there and unknown here."""
-    clock, random = members.host.clock, members.host.random
-    await clock.sleep(FIRST_SECONDS)
-    await directory.bootstrap()
-    while True:
-        if members.charter is not None:
-            page = f"members of {members.charter.charter_id}"
-            await directory.store(page, bytes(raw(members.me)), STAY_SECONDS)
-            entries = (await directory.get(page))[page]
-            members.hear_of([record for who, entry in entries.items() if (record := _read(members, who, entry))])
-            members.give_up_unused()
-        await clock.sleep(KEEP_SECONDS * random.uniform(0.75, 1.25))  # not all at once
+PAUSES_SECONDS, STAY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0), 30.0
+"""Before each reading of the page, the last one for ever: the first links are made by the first, and newcomers that come
+in a crowd find the others before the long pauses."""
+UNUSED_SECONDS = 20.0
 
 
-def _read(members: Membership, peer_id: str, entry: Entry) -> Record | None:
-    try:
-        record = decode_body(msgspec.Raw(entry.value), Record)
-    except ProtocolError as error:
-        members.host.log.add("refused", f"its record in the register: {error}", peer_id)
-        return None
-    return record if record.peer_id == peer_id else None
+class Register:
+    """One peer's view of the page, read again and again."""
+
+    def __init__(self, members: Membership) -> None:
+        self._members, self._host = members, members.host
+        self._page: dict[str, Record] = {}
+
+    async def keep(self) -> None:
+        """Keep this peer's record there for ever, and links to as many members as a peer should have."""
+        directory = self._members.directory
+        for reading in itertools.count():
+            pause = PAUSES_SECONDS[min(reading, len(PAUSES_SECONDS) - 1)]
+            await self._host.clock.sleep(pause * self._host.random.uniform(0.75, 1.25))  # not all at once
+            if reading == 0:
+                await directory.bootstrap()
+            if (charter := self._members.charter) is not None:
+                page = f"members of {charter.charter_id}"
+                await directory.store(page, bytes(raw(self._members.me)), STAY_SECONDS)
+                entries = (await directory.get(page))[page]
+                records = [record for who, entry in entries.items() if (record := self._read(who, entry))]
+                self._page = {record.peer_id: record for record in records}
+                self._members.seek(list(self._listed().values()))
+                await self._give_up_unused()
+
+    def _read(self, peer_id: str, entry: Entry) -> Record | None:
+        try:
+            record = decode_body(msgspec.Raw(entry.value), Record)
+        except ProtocolError as error:
+            self._host.log.add("refused", f"its record in the register: {error}", peer_id)
+            return None
+        return record if record.peer_id == peer_id else None
+
+    def _listed(self) -> dict[str, Record]:
+        return {who: record for who, record in self._page.items() if self._members.is_news(record)}
+
+    def everybody(self, state: str | None = None) -> dict[str, Record]:
+        """This peer, the trainers it has a link to, and those that are only listed, by id (in a state)."""
+        listed = self._listed().items()
+        rest = {who: record for who, record in listed if record.role == TRAINER and state in (None, record.state)}
+        return dict(sorted({**rest, **self._members.with_me(state)}.items()))
+
+    async def reach(self, peer_id: str) -> None:
+        """See to it that there is a link to a member that is only listed. Raises PeerLost."""
+        if self._host.linked(peer_id) or peer_id not in self._page:
+            return
+        places = self._page[peer_id].endpoints[:MAX_ENDPOINTS]
+        try:
+            await self._members.meet([parse_endpoint(text) for text in places], peer_id)
+        except ShoalError as error:
+            self._page.pop(peer_id, None)
+            raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
+
+    def hear_where(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]]) -> None:
+        """Where these peers listen, as a third one says: believed only where nothing better is known."""
+        for peer_id, endpoints in zip(peer_ids, places, strict=False):
+            if peer_id != self._host.peer_id and not self._host.knows(peer_id):
+                with contextlib.suppress(AddressError):
+                    self._host.know(peer_id, [parse_endpoint(text) for text in endpoints])
+
+    async def _give_up_unused(self) -> None:
+        """Part from some of those to whom nobody needs a link now, down to NEIGHBOURS; they stay listed."""
+        members = self._members.members
+        spare = len(members) - NEIGHBOURS
+        if spare > NEIGHBOURS // 2:
+            unused = [who for who in members if self._host.unused_seconds(who) > UNUSED_SECONDS and who in self._page]
+            for who in self._host.random.sample(unused, min(spare, len(unused))):
+                await self._host.part(who)

@@ -20,6 +20,7 @@ from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
 from shoal.overlay.member_record import TRAINING
 from shoal.overlay.membership import Membership
+from shoal.overlay.register import Register
 from shoal.planning.collector import collector_of
 from shoal.planning.keys import Key
 from shoal.protocols.roll_record import (
@@ -69,8 +70,8 @@ class Meetings:
     `number` is the averaging that it began last, `heard` the newest that anybody began.
     """
 
-    def __init__(self, host: Host, members: Membership) -> None:
-        self._host, self._members = host, members
+    def __init__(self, host: Host, members: Membership, register: Register) -> None:
+        self._host, self._members, self._register = host, members, register
         self._gatherings: dict[str, _Gathering] = {}
         self.number = self.heard = 0
         self.key: Key | None = None
@@ -102,7 +103,7 @@ class Meetings:
         meet = Meet(key, most, here)
         limit = here.patience_seconds + ANSWER_SECONDS
         while True:
-            candidates = self._members.everybody(TRAINING)
+            candidates = self._register.everybody(TRAINING)
             if len(candidates) < 2:
                 raise NobodyThere("no other peer takes part in averagings now")
             charter = self._members.charter
@@ -112,7 +113,7 @@ class Meetings:
                     if point == self._host.peer_id:
                         roll = await self._gather(point, meet)
                     else:
-                        await self._members.reach(point)
+                        await self._register.reach(point)
                         roll = await self._host.call(point, meet, Roll, timeout_seconds=limit)
             except PeerLost:
                 await self._host.clock.sleep(RETRY_SECONDS)
@@ -124,7 +125,7 @@ class Meetings:
             except ProtocolError as error:
                 raise RoundError(f"meeting point {point[:8]}: {error}", here.number) from None
             if makes_sense(roll, self._host.peer_id) and len(roll.members) <= most and roll.number == here.number:
-                self._members.hear_where(roll.members, roll.places)
+                self._register.hear_where(roll.members, roll.places)
                 return roll
             raise RoundError(f"meeting point {point[:8]} sent a group that makes no sense", here.number)
 
@@ -157,14 +158,14 @@ class Meetings:
         """When the window is over, or everybody is here: as many groups as needed, of nearly equal size."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(window_seconds):
-                while not self._members.everybody(TRAINING).keys() <= gathering.callers.keys():
+                while not self._register.everybody(TRAINING).keys() <= gathering.callers.keys():
                     gathering.changed.clear()
                     await gathering.changed.wait()
         del self._gatherings[key]
         callers = sorted(gathering.callers)
         self._host.random.shuffle(callers)
         outcome: dict[str, Roll | RefusedError] = {}
-        places = {peer_id: record.endpoints for peer_id, record in self._members.everybody().items()}
+        places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
         groups = -(-len(callers) // gathering.most)
         for group in range(groups):
             group_id = self._host.random.randbytes(16).hex()

@@ -9,6 +9,7 @@ from shoal.core.compute import Compute
 from shoal.core.events import EventLog
 from shoal.net.host import Host
 from shoal.overlay.membership import Membership
+from shoal.overlay.register import Register
 from shoal.protocols.download import Donor
 from shoal.protocols.history import History
 from shoal.protocols.meeting import Meetings
@@ -23,14 +24,15 @@ class Peer:
     averaging, at once, and then to end.
     """
 
-    def __init__(self, host: Host, members: Membership, compute: Compute) -> None:
+    def __init__(self, host: Host, members: Membership, register: Register, compute: Compute) -> None:
         self.id = host.peer_id
         self.host, self.members, self.compute = host, members, compute
         self.clock: Clock = host.clock
         self.random: Random = host.random
         self.log: EventLog = host.log
-        self.rolls = RollBook(host, members)
-        self.meetings = Meetings(host, members)
+        self.register = register
+        self.rolls = RollBook(host, members, register)
+        self.meetings = Meetings(host, members, register)
         self.rounds = Rounds(host)
         self.donor = Donor(host, members, compute)
         self.history = History(host.log)

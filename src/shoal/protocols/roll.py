@@ -25,6 +25,7 @@ from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
 from shoal.overlay.member_record import TRAINING, Record
 from shoal.overlay.membership import Membership
+from shoal.overlay.register import Register
 from shoal.planning.collector import collector_of, roll_deadline_seconds
 from shoal.protocols.roll_record import (
     CALL,
@@ -59,8 +60,8 @@ class _OpenRoll:
 class RollBook:
     """Both sides of the rolls at one peer. `newest[series]` is the highest number that is over, as far as it knows."""
 
-    def __init__(self, host: Host, members: Membership) -> None:
-        self._host, self._members = host, members
+    def __init__(self, host: Host, members: Membership, register: Register) -> None:
+        self._host, self._members, self._register = host, members, register
         self.newest: dict[str, int] = {}
         self._tried: dict[str, int] = {}
         self._invited: dict[str, tuple[int, str]] = {}
@@ -129,7 +130,7 @@ class RollBook:
             else:
                 if makes_sense(roll, self._host.peer_id):
                     self._note(series, number)
-                    self._members.hear_where(roll.members, roll.places)
+                    self._register.hear_where(roll.members, roll.places)
                     return roll
                 failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
@@ -172,7 +173,7 @@ class RollBook:
         if collector == self._host.peer_id:
             async with asyncio.timeout(timeout_seconds):
                 return await self._collect(self._host.peer_id, here)
-        await self._members.reach(collector)
+        await self._register.reach(collector)
         return await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
 
     # -- the collector
@@ -209,7 +210,8 @@ class RollBook:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
         for peer_id in self._participants(series):
-            self._host.spawn(self._invite(peer_id, Invite(series, number)), "invite")
+            if peer_id != self._host.peer_id:
+                self._host.spawn(self._invite(peer_id, Invite(series, number)), "invite")
         self._hear_invitation(series, number, self._host.peer_id)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
@@ -229,12 +231,12 @@ class RollBook:
         self._closed[series] = max(number, self._closed.get(series, 0))
         self._note(series, number)
         callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
-        places = {peer_id: record.endpoints for peer_id, record in self._members.everybody().items()}
+        places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
         roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers, places))
 
     async def _invite(self, peer_id: str, invite: Invite) -> None:
         async with self._dialling:
-            await self._members.reach(peer_id)
+            await self._register.reach(peer_id)
         self._host.tell(peer_id, invite)
 
     # -- both
@@ -245,7 +247,7 @@ class RollBook:
         return charter.charter_id if charter else ""
 
     def _participants(self, series: str) -> dict[str, Record]:
-        return self._members.everybody(TRAINING if series == TRAIN else None)
+        return self._register.everybody(TRAINING if series == TRAIN else None)
 
     def _awaited(self, series: str, number: int) -> set[str]:
         """Whoever may still call for this number: those who have it behind them will not."""

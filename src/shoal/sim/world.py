@@ -27,7 +27,7 @@ from shoal.net.memory import MemoryNetwork
 from shoal.overlay.joining import enter
 from shoal.overlay.member_record import TRAINER
 from shoal.overlay.membership import Membership
-from shoal.overlay.register import keep_register
+from shoal.overlay.register import Register
 from shoal.protocols.peer import Peer
 from shoal.protocols.taking_part import take_part
 from shoal.sim.replica import VirtualReplica
@@ -101,10 +101,11 @@ class SimPeer:
         try:
             async with host:
                 members = Membership(host, role=TRAINER, strategy=wanted)
-                self.peer = Peer(host, members, VirtualCompute())
+                register = Register(members)
+                self.peer = Peer(host, members, register, VirtualCompute())
                 await host.start(Endpoint(self.name, self.port))
                 members.start()
-                host.spawn(keep_register(members, members.directory), "register")
+                host.spawn(register.keep(), "register")
                 named, known = [parse_address(text) for text in peers], [parse_address(text) for text in remembered]
                 await enter(members, "world", named, known, JOIN_SECONDS)
                 self._joined.set()

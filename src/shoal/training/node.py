@@ -57,7 +57,7 @@ class Node:
             self._entered.set_exception(error)
 
     def _prepare(self, compute: ThreadCompute) -> None:
-        self.peer = Peer(self.presence.host, self.presence.members, compute)
+        self.peer = Peer(self.presence.host, self.presence.members, self.presence.register, compute)
         self.presence.members.refresh = self._figures
 
     def _figures(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from shoal.net.tcp import TcpTransport
 from shoal.overlay.charter import Options
 from shoal.overlay.joining import enter
 from shoal.overlay.membership import Membership
-from shoal.overlay.register import keep_register
+from shoal.overlay.register import Register
 from shoal.training.announce import alone_seconds, invitation, say
 from shoal.training.settings import Settings
 from shoal.training.state_folder import RunFolder
@@ -34,10 +34,11 @@ SHOWN_LIVE = ("joined", "left", "lost", "refused", "downloaded", "failed")
 
 
 class Presence:
-    """Lives on a running event loop from `live()` until `stop` is set. `host` and `members` exist from then on."""
+    """Lives on a running event loop from `live()` until `stop` is set; host, members, register exist then."""
 
     host: Host
     members: Membership
+    register: Register
 
     def __init__(
         self, settings: Settings, role: str, strategy: Options | None, on_event: Callable[[Event], None] | None
@@ -81,10 +82,11 @@ class Presence:
             )  # fmt: skip
             async with self.host:
                 self.members = Membership(self.host, role=self._role, strategy=self._strategy)
+                self.register = Register(self.members)
                 prepare()
                 await self._listen()
                 self.members.start()
-                self.host.spawn(keep_register(self.members, self.members.directory), "register")
+                self.host.spawn(self.register.keep(), "register")
                 named, here = self.settings.peers, set(self.host.endpoints)
                 remembered = [known for known in self._folder.addresses() if not here.issuperset(known.endpoints)]
                 await enter(self.members, self.settings.run, named, remembered, self.settings.join_timeout_seconds)
