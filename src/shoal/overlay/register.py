@@ -22,8 +22,8 @@ from shoal.overlay.member_record import TRAINER, Record
 from shoal.overlay.membership import NEIGHBOURS, Membership
 
 PAUSES_SECONDS, STAY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0), 30.0
-"""Before each reading of the page, the last one for ever: the first links are made by the first, and newcomers that come
-in a crowd find the others before the long pauses."""
+"""Before each reading of the page, the last one for ever. The first links are made by the first; a crowd of newcomers
+has found each other before the long pauses."""
 UNUSED_SECONDS = 20.0
 
 
