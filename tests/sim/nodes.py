@@ -20,7 +20,7 @@ from shoal.net.host import Host
 from shoal.net.identity import Identity
 from shoal.net.memory import MemoryNetwork, MemoryTransport
 from shoal.overlay.directory import Directory
-from shoal.overlay.records import Record, sign
+from shoal.overlay.records import SignedRecord, sign
 from shoal.planning.distance import point_of
 
 Result = TypeVar("Result")
@@ -52,7 +52,7 @@ class Node:
     def places(self) -> list[str]:
         return [str(endpoint) for endpoint in self.host.endpoints]
 
-    def record(self, key: str, value: bytes, *, sequence: int = 1, ttl_seconds: float = 60.0) -> Record:
+    def record(self, key: str, value: bytes, *, sequence: int = 1, ttl_seconds: float = 60.0) -> SignedRecord:
         """A record signed by this node."""
         return sign(self.host.identity, key, value, sequence, self.host.clock.wall() + ttl_seconds)
 

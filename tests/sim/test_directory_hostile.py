@@ -26,7 +26,7 @@ from shoal.overlay.directory import (
     Store,
     Stored,
 )
-from shoal.overlay.records import MAX_KEYS_PER_OWNER, Record, sign
+from shoal.overlay.records import MAX_KEYS_PER_OWNER, SignedRecord, sign
 from shoal.overlay.routing import Contact
 from shoal.planning.distance import point_of
 
@@ -41,7 +41,7 @@ def held(node: Node, key: str) -> dict[str, bytes]:
     return {record.owner: record.value for record in node.directory.shelf.under(point_of(key))}
 
 
-async def give(giver: Node, taker: Node, *records: Record) -> list[bool]:
+async def give(giver: Node, taker: Node, *records: SignedRecord) -> list[bool]:
     """Store directly at one node."""
     if not giver.host.linked(taker.id):
         await giver.host.link(taker.host.endpoints, taker.id)

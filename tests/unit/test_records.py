@@ -15,8 +15,8 @@ from shoal.overlay.records import (
     MAX_VALUE_BYTES,
     SKEW_SECONDS,
     SWEEP_SECONDS,
-    Record,
     Shelf,
+    SignedRecord,
     merge,
     sign,
 )
@@ -38,13 +38,13 @@ def shelf(wall: Wall) -> Shelf:
     return Shelf(lambda: wall.now)
 
 
-def made(sequence: int, until: float, owner: int = 0, value: bytes = b"value") -> Record:
+def made(sequence: int, until: float, owner: int = 0, value: bytes = b"value") -> SignedRecord:
     return sign(OWNERS[owner], "key", value, sequence, until)
 
 
 def test_a_record_survives_the_wire_and_is_genuine() -> None:
     record = made(7, 1.75e9)
-    assert decode_body(raw(record), Record) == record
+    assert decode_body(raw(record), SignedRecord) == record
     assert record.genuine()
     assert record.owner == OWNERS[0].peer_id
 
@@ -71,7 +71,7 @@ def test_it_is_valid_from_now_to_the_longest_life_of_a_fast_clock() -> None:
 
 
 def test_merging_keeps_the_newest_of_each_owner() -> None:
-    newest: dict[str, Record] = {}
+    newest: dict[str, SignedRecord] = {}
     records = [made(sequence, 1.75e9, owner) for owner in range(3) for sequence in range(4)]
     random.Random(1).shuffle(records)
     for record in records:

@@ -24,7 +24,7 @@ from shoal.core.errors import OptionError, ProtocolError, RemoteError
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.overlay.lookup import MAX_POINTS_PER_CALL, LookUp
-from shoal.overlay.records import MAX_KEY_CHARS, MAX_TTL_SECONDS, MAX_VALUE_BYTES, Record, Shelf, merge, sign
+from shoal.overlay.records import MAX_KEY_CHARS, MAX_TTL_SECONDS, MAX_VALUE_BYTES, Shelf, SignedRecord, merge, sign
 from shoal.overlay.routing import BUCKET_SIZE, Contact, Places, RoutingTable
 from shoal.planning.distance import POINT_BITS, point_of
 
@@ -45,7 +45,7 @@ BREATH_EVERY = 50  # signatures, about 5 ms, between two turns for others on the
 
 PointBytes = Annotated[bytes, msgspec.Meta(min_length=POINT_BYTES, max_length=POINT_BYTES)]
 Reply = TypeVar("Reply", bound=Message)
-Item = TypeVar("Item", Contact, Record)
+Item = TypeVar("Item", Contact, SignedRecord)
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Found(Message, frozen=True):
     """The nearest contacts of all points together, each once, and records; `places`: where this peer listens."""
 
     contacts: Annotated[list[Contact], msgspec.Meta(max_length=MAX_POINTS_PER_CALL * BUCKET_SIZE)]
-    records: Annotated[list[Record], msgspec.Meta(max_length=MAX_POINTS_PER_CALL * MAX_RECORDS_PER_ANSWER)]
+    records: Annotated[list[SignedRecord], msgspec.Meta(max_length=MAX_POINTS_PER_CALL * MAX_RECORDS_PER_ANSWER)]
     places: Places
 
 
 class Store(Message, frozen=True):
     """Keep these."""
 
-    records: Annotated[list[Record], msgspec.Meta(max_length=MAX_RECORDS_PER_STORE)]
+    records: Annotated[list[SignedRecord], msgspec.Meta(max_length=MAX_RECORDS_PER_STORE)]
 
 
 class Stored(Message, frozen=True):
@@ -206,7 +206,7 @@ class Directory:
         search.learn(c for c in named if c.peer_id != self.host.peer_id and not self.table.resting(c))
         search.answer(contact.peer_id, points)
 
-    async def _believe(self, search: LookUp, peer_id: str, points: list[int], records: Iterable[Record]) -> bool:
+    async def _believe(self, search: LookUp, peer_id: str, points: list[int], records: Iterable[SignedRecord]) -> bool:
         """Take over what is newer and true. False at the first lie: the rest of that answer is not read."""
         wall, checked = self.host.clock.wall(), 0
         for record in records:
@@ -298,7 +298,7 @@ class Directory:
         try:
             while self._newcomers:
                 _, contact = self._newcomers.popitem()
-                batch: list[Record] = []
+                batch: list[SignedRecord] = []
                 for number, point in enumerate(self.shelf.points()):
                     if number % BREATH_EVERY == 0:
                         await self.host.clock.sleep(0)

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 
-from shoal.overlay.records import Record
+from shoal.overlay.records import SignedRecord
 from shoal.overlay.routing import Contact
 from shoal.planning.distance import point_of
 
@@ -21,7 +21,7 @@ class LookUp:
         self.wants_records = wants_records
         self.extra = 0
         """How many more may be asked than it takes: while the nearest are silent, the next nearest are asked too."""
-        self.found: dict[int, dict[str, Record]] = {point: {} for point in points}
+        self.found: dict[int, dict[str, SignedRecord]] = {point: {} for point in points}
         self._width = width
         self._ranked: dict[int, list[tuple[int, str]]] = {point: [] for point in points}
         self._ways: dict[str, list[Contact]] = {}  # where to try each peer; with none left it is lost

@@ -27,7 +27,7 @@ DOMAIN = b"shoal directory record 1\0"
 OVERHEAD_BYTES = 150  # of a record besides key and value: key and signature of its owner, numbers, framing
 
 
-class Record(Message, frozen=True, array_like=True):
+class SignedRecord(Message, frozen=True, array_like=True):
     """What its owner says under `key`, until `expires_at` (Unix seconds)."""
 
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_CHARS)]
@@ -57,13 +57,13 @@ class Record(Message, frozen=True, array_like=True):
         return _signed_by(self.public_key, self.signature, digest)
 
 
-def sign(identity: Identity, key: str, value: bytes, sequence: int, expires_at: float) -> Record:
+def sign(identity: Identity, key: str, value: bytes, sequence: int, expires_at: float) -> SignedRecord:
     """A record of one's own."""
     digest = _digest(key, identity.public_key, value, sequence, expires_at)
-    return Record(key, identity.public_key, value, sequence, expires_at, identity.sign(DOMAIN + digest))
+    return SignedRecord(key, identity.public_key, value, sequence, expires_at, identity.sign(DOMAIN + digest))
 
 
-def merge(newest: dict[str, Record], record: Record) -> None:
+def merge(newest: dict[str, SignedRecord], record: SignedRecord) -> None:
     """Keep the newer of an owner's two records."""
     known = newest.get(record.owner)
     if known is None or known.sequence < record.sequence:
@@ -82,7 +82,7 @@ def _signed_by(public_key: bytes, signature: bytes, digest: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Held:
-    record: Record
+    record: SignedRecord
     until: float
     """The latest expiry of all that lay here: an older one that was to live longer can't come back before it."""
 
@@ -108,7 +108,7 @@ class Shelf:
         """The points under which something is held."""
         return list(self._held)
 
-    def put(self, point: int, record: Record) -> bool:
+    def put(self, point: int, record: SignedRecord) -> bool:
         """Take a record whose key has this point; True when this very record lies here now."""
         self._sweep()
         wall, owner = self._wall(), record.owner
@@ -130,7 +130,7 @@ class Shelf:
             self._keys_of[owner] += 1
         return True
 
-    def under(self, point: int) -> list[Record]:
+    def under(self, point: int) -> list[SignedRecord]:
         """The valid records of a key, newest first."""
         self._sweep()
         wall = self._wall()
