@@ -13,7 +13,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups of PO
 
 def test_output_signals_and_orphans(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        command = bench.start("bash", "-c", "setsid sleep 60 & echo '[p0] {\"a\": 1}'; sleep 60; true")
+        command = bench.start(
+            "bash", "-c", """setsid bash -c 'echo "[p0] {\\"a\\": 1}"; exec sleep 60' & sleep 60; true"""
+        )
         assert command.wait_said(lambda one: "a" in one, 10) == {"a": 1}
         wait_until(lambda: len(command.living()) == 3, 5, "bash and its two children")
         command.interrupt_terminal()
