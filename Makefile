@@ -30,6 +30,7 @@ acceptance: $(STAMP)      ## real time, real kills, many repeats; prints the fig
 
 bench: $(STAMP)           ## speeds, as ratios measured interleaved in one run
 	$(BIN)/python benchmarks/averaging.py
+	$(BIN)/python benchmarks/directory.py
 
 clean:
 	rm -rf $(VENV) demo-report .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -90,7 +90,7 @@ async def average(
             member.rounds, whole_group(roll), vectors[number], source=member.host.peer_id, mass=weights[number],
             part_bytes=part_bytes, timeout_seconds=timeout_seconds,
         )  # fmt: skip
-        return Outcome(result.vectors, roll, (result.report,), (), is_exact(roll, result))
+        return Outcome(result.vectors, roll, 1, (result.report,), (), is_exact(roll, result))
 
     running = {
         number: asyncio.create_task(one(number, member)) for number, member in enumerate(group) if number not in absent

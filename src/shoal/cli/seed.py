@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from shoal.core.errors import JoinError
-from shoal.overlay.membership import SEED
+from shoal.overlay.member_record import SEED
 from shoal.training.announce import invitation, say
 from shoal.training.presence import Presence
 from shoal.training.settings import Settings, read_settings

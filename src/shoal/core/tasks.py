@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from shoal.core.errors import PeerLost
+
 Result = TypeVar("Result")
 
 
@@ -42,10 +44,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group of groups: a TaskGroup that failed once says it in a group of one."""
-    while True:
-        error = errors.exceptions[0]
-        if not isinstance(error, BaseExceptionGroup):
-            return error
-        errors = error
+def root_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error of a group of groups that says most: what somebody told before a connection that merely broke."""
+    flat = [root_cause(error) if isinstance(error, BaseExceptionGroup) else error for error in errors.exceptions]
+    return min(flat, key=lambda error: isinstance(error, PeerLost))

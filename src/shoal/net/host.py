@@ -63,7 +63,7 @@ class Host:
         self, identity: Identity, transport: Transport, *, run: str, secret: str,
         clock: Clock, random: Random, log: EventLog,
     ) -> None:  # fmt: skip
-        self.peer_id = identity.peer_id
+        self.identity, self.peer_id = identity, identity.peer_id
         self.clock, self.random, self.log = clock, random, log
         self._door = Door(identity, transport, run=run, secret=secret, random=random, log=log)
         self.endpoints: tuple[Endpoint, ...] = ()

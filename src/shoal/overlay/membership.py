@@ -1,7 +1,5 @@
 """Who is in the run: each peer keeps a link to each other and hears from it, by its own word, what it is doing.
 
-(The directory will answer the same questions for swarms in which not everybody can know everybody.)
-
 A link begins with Introduce: both ends show their record, their charter and whom they know. Whoever is named there is
 dialled, so two newcomers that came through different peers find each other. Records travel only from their owner, over
 its own authenticated link: nobody can say anything about another, except where it may be found.
@@ -19,83 +17,30 @@ from shoal.core.errors import AddressError, CharterMismatch, RefusedError, Remot
 from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
+from shoal.overlay.directory import Directory
+from shoal.overlay.member_record import (
+    JOINED,
+    SEED,
+    TRAINER,
+    TRAINING,
+    Acquaintance,
+    Claim,
+    Claimed,
+    Complaint,
+    Introduce,
+    Introduced,
+    Record,
+    Status,
+)
 
 STATUS_SECONDS = 1.0
 REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
-"""Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow."""
+"""Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow.
+
+Whom only the register names is dialled once: if it lives, the register names it again."""
 MAX_SOUGHT = 256
 CALL_SECONDS = 5.0
 MAX_ACQUAINTANCES = 1000
-TRAINER, SEED = "trainer", "seed"
-JOINED, CATCHING_UP, TRAINING = "joined", "catching up", "training"
-
-
-class Record(Message, frozen=True):
-    """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series."""
-
-    peer_id: str
-    endpoints: list[str]
-    born: float
-    role: str = TRAINER
-    state: str = JOINED
-    version: int = 0
-    steps: int = 0
-    progress: int = 0
-    step_seconds: float = 0.0
-    averagings: int = 0
-    bandwidth: float | None = None
-    first_batch: str = ""
-    rolls: dict[str, int] = msgspec.field(default_factory=dict)
-
-
-class Acquaintance(Message, frozen=True):
-    """Somebody who may be found there."""
-
-    peer_id: str
-    endpoints: list[str]
-
-
-class Introduce(Message, frozen=True):
-    """The first call on a link. `strategy` is what the caller asked for; None adopts the run's."""
-
-    record: Record
-    charter: Charter | None
-    strategy: Options | None
-    acquaintances: list[Acquaintance]
-
-
-class Introduced(Message, frozen=True):
-    """The answer to Introduce."""
-
-    record: Record
-    charter: Charter | None
-    acquaintances: list[Acquaintance]
-
-
-class Status(Message, frozen=True):
-    """The sender's newest record."""
-
-    record: Record
-
-
-class Claim(Message, frozen=True):
-    """A peer wants to attach a model: is there a charter already, and if not, may it found the run?"""
-
-    strategy: Options
-    schema: Schema
-
-
-class Claimed(Message, frozen=True):
-    """The charter as it stands now: incomplete means wait. `granted`: the caller founds the run with this claim."""
-
-    charter: Charter
-    granted: bool
-
-
-class Complaint(Message, frozen=True):
-    """A peer that could not take part says why, so that the reason shows at both ends."""
-
-    reason: str
 
 
 class Membership:
@@ -108,7 +53,9 @@ class Membership:
         self._founded = ""  # the charter that this very process completed, with a state of its own
         self.members: dict[str, Record] = {}
         self.met: dict[str, None] = {}
+        self._gone: dict[str, tuple[float, int]] = {}  # who said goodbye, and when in its own count
         self._redialling: dict[str, None] = {}
+        self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
         self.on_yield: Callable[[], None] = lambda: None
         self.refresh: Callable[[], dict[str, Any]] = dict
@@ -196,7 +143,7 @@ class Membership:
     def _look_up(self, acquaintances: list[Acquaintance]) -> None:
         for who in acquaintances[:MAX_ACQUAINTANCES]:
             if who.peer_id != self.me.peer_id and who.peer_id not in self.members:
-                self._redial(who.peer_id, who.endpoints)
+                self._redial(who.peer_id, who.endpoints, REDIAL_SECONDS)
 
     def _learn(self, peer_id: str, record: Record) -> None:
         if record.peer_id != peer_id:
@@ -213,6 +160,7 @@ class Membership:
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
+        self.directory.meet(peer_id, record.endpoints)
         if known is None:
             self.met[peer_id] = None
             self.host.log.add("joined", f"{record.role} at {', '.join(record.endpoints)}", peer_id)
@@ -246,26 +194,37 @@ class Membership:
     # -- losing and finding again
 
     def _lost(self, peer_id: str, reason: str, polite: bool) -> None:
+        self.directory.forget(peer_id)
         record = self.members.pop(peer_id, None)
         if record is None:
             return
         self.host.log.add("left" if polite else "lost", reason, peer_id)
         self._changed()
-        if not polite:
-            self._redial(peer_id, record.endpoints)
+        if polite:
+            self._gone[peer_id] = record.born, record.version
+            if len(self._gone) > MAX_ACQUAINTANCES:
+                del self._gone[next(iter(self._gone))]
+        else:
+            self._redial(peer_id, record.endpoints, REDIAL_SECONDS)
 
-    def _redial(self, peer_id: str, endpoints: list[str]) -> None:
+    def hear_of(self, record: Record) -> None:
+        """The register names this peer: dial it once, unless it is here, or has left since."""
+        is_news = (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
+        if record.peer_id not in (self.me.peer_id, *self.members) and is_news:
+            self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1])
+
+    def _redial(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:
             self._redialling[peer_id] = None
-            self.host.spawn(self._find_again(peer_id, endpoints), f"find {peer_id[:6]}")
+            self.host.spawn(self._find_again(peer_id, endpoints, pauses), f"find {peer_id[:6]}")
 
-    async def _find_again(self, peer_id: str, endpoints: list[str]) -> None:
+    async def _find_again(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         """Dial until it answers. Where another answers that nobody knows yet, it restarted there under a new id."""
         attempt = 0
         try:
             places = [parse_endpoint(text) for text in endpoints[:MAX_ENDPOINTS]]
-            while peer_id not in self.members:
-                await self.host.clock.sleep(REDIAL_SECONDS[min(attempt, len(REDIAL_SECONDS) - 1)])
+            while peer_id not in self.members and (attempt == 0 or len(pauses) > 1):
+                await self.host.clock.sleep(pauses[min(attempt, len(pauses) - 1)])
                 attempt += 1
                 try:
                     await self.meet(places, peer_id)

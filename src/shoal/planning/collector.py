@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
+
+from shoal.planning.distance import point_of
 
 
 def collector_of(run_key: str, series: str, number: int, members: Iterable[str]) -> str:
@@ -11,14 +12,10 @@ def collector_of(run_key: str, series: str, number: int, members: Iterable[str])
 
     Every peer with the same list of members names the same collector, and the duty moves with every averaging.
     """
-    target = _point(f"{run_key}/{series}/{number}")
-    return min(members, key=lambda peer_id: (_point(peer_id) ^ target, peer_id))
+    target = point_of(f"{run_key}/{series}/{number}")
+    return min(members, key=lambda peer_id: (point_of(peer_id) ^ target, peer_id))
 
 
 def roll_deadline_seconds(step_seconds: Iterable[float]) -> float:
     """max(1 s, 1.5 x the slowest participant's step): each gets a safe point to snapshot at (design, section 5)."""
     return max(1.0, 1.5 * max(step_seconds, default=0.0))
-
-
-def _point(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:20])

@@ -22,8 +22,8 @@ from shoal.protocols.reducer import Reducer
 from shoal.protocols.round_record import AskVersions, Given, Recover, VersionsHeld, Want
 from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, Round
 
-LIST_SECONDS = 10.0
-"""How long a live member may take until it holds every part, before the others close without it."""
+LIST_SECONDS = ANSWER_SECONDS = 10.0
+"""How long a live member may take until it holds every part, before the others close without it; and for one part."""
 
 
 def failed(round_: Round, reason: str) -> RoundError:
@@ -102,11 +102,14 @@ async def _fetch(round_: Round, who: str, indices: list[int], *, closing: bool =
 
 
 async def _ask(stream: Stream, index: int, *, values: bool) -> tuple[Given, memoryview]:
-    await stream.send(Want(index, values))
     try:
-        given, payload = await stream.receive(Given)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await stream.send(Want(index, values))
+            given, payload = await stream.receive(Given)
     except StreamEnded:
         raise PeerLost("it ended before its last answer") from None
+    except TimeoutError:
+        raise PeerLost(f"it did not answer within {ANSWER_SECONDS:g} s") from None
     if given.index != index or (given.mean is not None and given.mean.index != index):
         raise ProtocolError(f"part {given.index} where {index} was asked for")
     return given, payload

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from shoal.core.errors import NobodyThere, RemoteError, RoundError, TensorError
-from shoal.overlay.membership import TRAINING
+from shoal.overlay.member_record import TRAINING
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, Snapshot
@@ -53,7 +53,7 @@ async def _due(
     while not peer.leaving:
         left = None
         if peer.members.others(TRAINING):
-            if peer.rolls.invited_to(TRAIN):
+            if peer.rolls.invited_to(TRAIN) or peer.meetings.invited:
                 return
             if every_seconds is not None:
                 left = last_at + every_seconds - peer.clock.now()

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
-from shoal.core.tasks import contained, first_error, first_of
+from shoal.core.tasks import contained, first_of, root_cause
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import close, failed, take_over
 from shoal.protocols.reducer import BEGIN_SECONDS, STALL_SECONDS, Reducer
-from shoal.protocols.round_record import LEFT_OUT, Begin, Group, PartMeanSent, PartSent
+from shoal.protocols.round_record import LEFT_OUT, Begin, Ended, Group, PartMeanSent, PartSent
 from shoal.protocols.round_state import Round
 from shoal.protocols.rounds import Rounds
 from shoal.tensors.flat import Vectors, as_bytes
@@ -114,13 +114,13 @@ async def butterfly(
     started_at = clock.now()
     try:
         async with asyncio.timeout(timeout_seconds):
-            await contained(_obtain(round_, reducer))
+            await contained(_obtain(round_, reducer, rounds.last(group.roll.series)))
             obtained_at = clock.now()
             exchanges = await contained(close(round_, reducer))
     except TimeoutError:
         failure: BaseException = failed(round_, f"not done within {timeout_seconds:g} s")
     except ExceptionGroup as errors:
-        failure = first_error(errors)
+        failure = root_cause(errors)
     except RoundError as error:
         failure = error
     except asyncio.CancelledError:
@@ -132,7 +132,9 @@ async def butterfly(
             host.sent.total_bytes - sent, host.received.total_bytes - received,
             obtained_at - started_at, clock.now() - obtained_at, _part_reports(round_),
         )  # fmt: skip
-        return RoundResult(round_.settle(), _mass(report.parts), report)
+        vectors = round_.settle()
+        rounds.ended(round_)
+        return RoundResult(vectors, _mass(report.parts), report)
     round_.fail()
     raise failure
 
@@ -158,7 +160,7 @@ def _mass(parts: tuple[PartReport, ...]) -> float:
     return sum(part.weight * size for part, size in zip(parts, sizes, strict=True)) / sum(sizes)
 
 
-async def _obtain(round_: Round, reducer: Reducer) -> None:
+async def _obtain(round_: Round, reducer: Reducer, last: Ended | None) -> None:
     """Reduce the own share, and exchange with the reducer of each other one, all at once, until all is held."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(reducer.watch(), name="watch")
@@ -169,7 +171,7 @@ async def _obtain(round_: Round, reducer: Reducer) -> None:
                 tasks.create_task(_meet(round_, who), name="meet")
         for number in dict.fromkeys(round_.owners):
             if number != round_.me:
-                tasks.create_task(_from_reducer(round_, reducer, number), name="exchange")
+                tasks.create_task(_from_reducer(round_, reducer, number, last), name="exchange")
 
 
 async def _meet(round_: Round, who: str) -> None:
@@ -190,7 +192,7 @@ async def _reduce_own(round_: Round, reducer: Reducer) -> None:
     await round_.until(lambda: not round_.missing(round_.me))
 
 
-async def _from_reducer(round_: Round, reducer: Reducer, number: int) -> None:
+async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ended | None) -> None:
     """All parts of one member's share: from itself, or, when it dies, from those who take over."""
     who = round_.group.members[number]
 
@@ -199,9 +201,9 @@ async def _from_reducer(round_: Round, reducer: Reducer, number: int) -> None:
         return all(one is not None for one in held) and any(one.version[0] > 0 for one in held if one is not None)
 
     try:
-        await first_of(round_.unless_lost(who, _exchange(round_, number)), round_.until(came_from_others))
+        await first_of(round_.unless_lost(who, _exchange(round_, number, last)), round_.until(came_from_others))
     except (RemoteError, ExceptionGroup) as error:
-        cause = first_error(error) if isinstance(error, ExceptionGroup) else error
+        cause = root_cause(error) if isinstance(error, ExceptionGroup) else error
         if not isinstance(cause, RemoteError):
             raise cause from None
         round_.hear(who, cause)
@@ -211,9 +213,9 @@ async def _from_reducer(round_: Round, reducer: Reducer, number: int) -> None:
         await take_over(round_, reducer, number)
 
 
-async def _exchange(round_: Round, number: int) -> None:
+async def _exchange(round_: Round, number: int, last: Ended | None) -> None:
     """The member's side of one stream: its values to one reducer, that reducer's means back."""
-    begin = Begin(round_.group.where, round_.source, round_.mass)
+    begin = Begin(round_.group.where, round_.source, round_.mass, last)
     indices = round_.owned_by(number)
     async with round_.host.stream(round_.group.members[number], begin) as stream, asyncio.TaskGroup() as both_ways:
         if round_.mass > 0:

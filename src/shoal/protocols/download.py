@@ -32,7 +32,8 @@ from shoal.core.errors import CallTimeout, DownloadError, PeerLost, ProtocolErro
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
-from shoal.overlay.membership import TRAINING, Membership
+from shoal.overlay.member_record import TRAINING
+from shoal.overlay.membership import Membership
 from shoal.protocols.replica import State
 from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Shapes, as_bytes, vector_sizes
 

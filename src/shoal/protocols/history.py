@@ -14,13 +14,19 @@ KEPT = 10_000
 
 @dataclass(frozen=True)
 class Averaging:
-    """One averaging that was applied. `stale_steps`: local steps between its snapshot and its application."""
+    """One averaging that was applied. `stale_steps`: local steps between its snapshot and its application.
+
+    `rounds_done` of `rounds_planned` group rounds succeeded; `failures` says why the others did not.
+    """
 
     number: int
     at_seconds: float
     members: tuple[str, ...]
     contributed: tuple[str, ...]
     exact: bool
+    rounds_done: int
+    rounds_planned: int
+    failures: tuple[str, ...]
     stale_steps: int
 
 
@@ -47,12 +53,14 @@ class History:
         """An averaging was applied."""
         roll = outcome.roll
         entry = Averaging(
-            roll.number, self._log.seconds(), tuple(roll.members), outcome.contributed, outcome.exact, stale_steps
-        )
+            roll.number, self._log.seconds(), tuple(roll.members), outcome.contributed, outcome.exact,
+            outcome.rounds_done, outcome.rounds_planned, outcome.failures, stale_steps,
+        )  # fmt: skip
         self.applied.append(entry)
         self.applied_count += 1
-        complete = "" if outcome.exact else ", without those who were late"
-        self._log.add("averaged", f"number {roll.number} with {len(roll.members)} members{complete}")
+        met = f"number {roll.number} with {len(roll.members)} members"
+        rounds = f", {outcome.rounds_done} of {outcome.rounds_planned} rounds" if outcome.failures else ""
+        self._log.add("averaged", met + rounds + ("" if outcome.exact else ", not exact"))
 
     def failed(self, error: Exception) -> None:
         """An averaging failed."""

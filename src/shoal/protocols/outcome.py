@@ -19,6 +19,7 @@ class Outcome:
 
     vectors: Vectors
     roll: Roll
+    rounds_planned: int
     rounds: tuple[RoundReport, ...]
     failures: tuple[str, ...]
     exact: bool

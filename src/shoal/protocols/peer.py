@@ -11,6 +11,7 @@ from shoal.net.host import Host
 from shoal.overlay.membership import Membership
 from shoal.protocols.download import Donor
 from shoal.protocols.history import History
+from shoal.protocols.meeting import Meetings
 from shoal.protocols.roll import RollBook
 from shoal.protocols.rounds import Rounds
 
@@ -29,6 +30,7 @@ class Peer:
         self.random: Random = host.random
         self.log: EventLog = host.log
         self.rolls = RollBook(host, members)
+        self.meetings = Meetings(host, members)
         self.rounds = Rounds(host)
         self.donor = Donor(host, members, compute)
         self.history = History(host.log)
@@ -36,6 +38,7 @@ class Peer:
         self.leaving = False
         members.on_change.append(self.stir.set)
         self.rolls.on_invite.append(self.stir.set)
+        self.meetings.on_start.append(self.stir.set)
 
     def bandwidth(self) -> float | None:
         """Bytes per second of this peer's slower direction, as measured; None before there is a measurement."""

@@ -39,7 +39,6 @@ class Reducer:
         self._round, self._host, group = round_, round_.host, round_.group
         self._numbers = {who: number for number, who in enumerate(group.members)}
         self._expected = [who for who, mass in zip(group.members, group.masses, strict=True) if mass > 0]
-        self._most_mass = sum(group.roll.weights) * (1 + 1e-9)
         self._reductions: dict[int, Reduction] = {}
         self._claims: dict[str, tuple[str, float]] = {}
         self._began_at: dict[str, float] = {}
@@ -75,7 +74,7 @@ class Reducer:
 
     def claim(self, sender: str, source: str, mass: float) -> None:
         """What this sender's values stand for. Nobody waits for values without mass, nor twice for one source."""
-        if not 0 <= mass <= self._most_mass:
+        if not 0 <= mass <= self._round.group.most_mass:
             raise ProtocolError(f"a mass of {mass}")
         self._claims[sender] = source, mass
         self._began_at.setdefault(sender, self._host.clock.now())

@@ -20,31 +20,24 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shoal.core.errors import (
-    CallTimeout,
-    NobodyThere,
-    PeerLost,
-    ProtocolError,
-    RefusedError,
-    RoundError,
-    TensorError,
-)
+from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RoundError
 from shoal.net.envelope import Done, Message
 from shoal.net.host import Host
-from shoal.overlay.membership import TRAINING, Membership, Record
+from shoal.overlay.member_record import TRAINING, Record
+from shoal.overlay.membership import Membership
 from shoal.planning.collector import collector_of, roll_deadline_seconds
 from shoal.protocols.roll_record import (
-    ALONE,
     CALL,
-    MAX_FIGURE,
     MAX_NUMBER,
-    OTHER_SHAPES,
     TRAIN,
     Here,
     Invite,
     Roll,
+    check_here,
     close_roll,
     makes_sense,
+    number_in,
+    outcome_of,
 )
 from shoal.tensors.flat import Shapes
 
@@ -122,13 +115,13 @@ class RollBook:
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
                 if error.code == MOVED and self._host.clock.now() < until:
-                    over = _number_in(error.reason)
+                    over = number_in(error.reason)
                     self._note(series, over)
                     if over >= number or self._invitation(series)[0] > number:
                         number = 0  # a newer averaging is under way; else the same one has a nearer collector
                     await self._host.clock.sleep(0 if number == 0 else RETRY_SECONDS)
                     continue
-                failure = _outcome(error, collector, number)
+                failure = outcome_of(error, collector, number)
             except ProtocolError as error:
                 failure = RoundError(f"collector {collector[:8]}: {error}", number)
             else:
@@ -185,11 +178,7 @@ class RollBook:
 
     async def _collect(self, caller: str, here: Here) -> Roll:
         key = here.series, here.number
-        for figure in (here.weight, here.bandwidth or 0.0, here.patience_seconds):
-            if not 0 <= figure <= MAX_FIGURE:
-                raise ProtocolError(f"a weight, bandwidth or patience of {figure}")
-        if not 0 < here.number <= MAX_NUMBER:
-            raise ProtocolError(f"averaging number {here.number}")
+        check_here(here)
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
@@ -289,18 +278,3 @@ class RollBook:
                     self._note(series, number)
         for roll in self._open.values():
             roll.changed.set()
-
-
-def _outcome(refusal: RefusedError, collector: str, number: int) -> Exception:
-    """A collector's refusal as the error that the caller of an averaging understands."""
-    if refusal.code == OTHER_SHAPES:
-        index, _, problem = refusal.reason.partition(" ")
-        return TensorError(_number_in(index), problem)
-    if refusal.code == ALONE:
-        return NobodyThere(refusal.reason)
-    return RoundError(f"collector {collector[:8]}: {refusal.reason}", number)
-
-
-def _number_in(text: str) -> int:
-    """A number that a peer sent as text; 0 where it is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.core.errors import RefusedError, TensorError
+from shoal.core.errors import NobodyThere, ProtocolError, RefusedError, RoundError, TensorError
 from shoal.net.envelope import Message
 from shoal.tensors.flat import Shapes, check_shapes
 
-TRAIN, CALL = "train", "call"
+TRAIN, CALL, PLAIN = "train", "call", "plain"
 OTHER_SHAPES, ALONE = "shapes", "alone"
 MAX_FIGURE, MAX_NUMBER = 1e18, 2**53
 
@@ -40,6 +40,15 @@ class Invite(Message, frozen=True):
 
     series: str
     number: int
+
+
+def check_here(here: Here) -> None:
+    """Raises ProtocolError where a caller's figures are none."""
+    for figure in (here.weight, here.bandwidth or 0.0, here.patience_seconds):
+        if not 0 <= figure <= MAX_FIGURE:
+            raise ProtocolError(f"a weight, bandwidth or patience of {figure}")
+    if not 0 < here.number <= MAX_NUMBER:
+        raise ProtocolError(f"averaging number {here.number}")
 
 
 def makes_sense(roll: Roll, me: str) -> bool:
@@ -84,3 +93,18 @@ def _other_shapes(ours: Shapes, theirs: Shapes) -> RefusedError:
     except TensorError as error:
         return RefusedError(f"{error.index} {error.problem}", OTHER_SHAPES)
     raise AssertionError("two groups of callers with the same shapes")
+
+
+def outcome_of(refusal: RefusedError, collector: str, number: int) -> Exception:
+    """A collector's refusal as the error that the caller of an averaging understands."""
+    if refusal.code == OTHER_SHAPES:
+        index, _, problem = refusal.reason.partition(" ")
+        return TensorError(number_in(index), problem)
+    if refusal.code == ALONE:
+        return NobodyThere(refusal.reason)
+    return RoundError(f"collector {collector[:8]}: {refusal.reason}", number)
+
+
+def number_in(text: str) -> int:
+    """A number that a peer sent as text; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else 0

@@ -22,12 +22,24 @@ class Where(Message, frozen=True):
     first: int
 
 
+class Ended(Message, frozen=True):
+    """How a round ended: a digest of the versions of all parts."""
+
+    where: Where
+    versions: bytes
+
+
 class Begin(Message, frozen=True):
-    """Opens the stream to a reducer. All members with one `source` hold one value; it weighs `mass`, once."""
+    """Opens the stream to a reducer. All members with one `source` hold one value; it weighs `mass`, once.
+
+    `last`: the sender's last round of this series that succeeded. Members of one round ended it equal, unless one was
+    cut off: here it learns of it.
+    """
 
     where: Where
     source: str
     mass: float
+    last: Ended | None
 
 
 class PartSent(Message, frozen=True):
@@ -107,12 +119,17 @@ class Group:
         return tuple(self.roll.bandwidths[number] for number in self.numbers)
 
     @cached_property
+    def most_mass(self) -> float:
+        """More than this no honest member claims: where rounds failed, some weights may count again in later ones."""
+        return sum(self.roll.weights) * len(self.roll.members)
+
+    @cached_property
     def where(self) -> Where:
         """What this round is called in messages."""
         roll = self.roll
         return Where(roll.series, roll.number, roll.roll_id, self.round_index, self.numbers[0])
 
 
-def whole_group(roll: Roll) -> Group:
+def whole_group(roll: Roll, round_index: int = 0) -> Group:
     """Everybody in the roll, in one group."""
-    return Group(roll, 0, tuple(range(len(roll.members))), tuple(roll.weights))
+    return Group(roll, round_index, tuple(range(len(roll.members))), tuple(roll.weights))

@@ -163,8 +163,7 @@ class Round:
     def read_mean(self, message: PartMeanSent, payload: memoryview) -> Held:
         """A mean that somebody sent. Raises ProtocolError."""
         index, weight = message.index, message.weight
-        most = len(self.group.members) * sum(self.group.roll.weights)
-        if not 0 <= weight <= most or not 0 <= message.attempt < len(self.group.members):
+        if not 0 <= weight <= self.group.most_mass or not 0 <= message.attempt < len(self.group.members):
             raise ProtocolError(f"mean {index} of weight {weight} in attempt {message.attempt}")
         if len(message.digest) != DIGEST_BYTES or len(message.contributors) > len(self.group.members):
             raise ProtocolError(f"mean {index} has no digest, or more contributors than members")

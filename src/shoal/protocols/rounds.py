@@ -7,21 +7,24 @@ from a stranger to the roll) changes nothing, is refused with the reason, and is
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 
 from shoal.core.errors import ProtocolError, RefusedError, RemoteError
-from shoal.core.tasks import first_error
+from shoal.core.tasks import root_cause
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import reduce_anew
 from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
+from shoal.protocols.roll_record import PLAIN
 from shoal.protocols.round_record import (
     CLOSED,
     LEFT_OUT,
     STRANGER,
     AskVersions,
     Begin,
+    Ended,
     PartSent,
     Recover,
     VersionsHeld,
@@ -29,7 +32,7 @@ from shoal.protocols.round_record import (
     Where,
 )
 from shoal.protocols.round_record import FAILED as ROUND_FAILED
-from shoal.protocols.round_state import FAILED, SETTLED, Round
+from shoal.protocols.round_state import DIGEST_BYTES, FAILED, SETTLED, Round
 
 FIND_SECONDS = BEGIN_SECONDS + 1.0
 """A member may come to a round a moment later than those who open streams to it."""
@@ -44,6 +47,7 @@ class Rounds:
         self.host = host
         self._rounds: dict[Where, tuple[Round, Reducer]] = {}
         self._newest: dict[str, Where] = {}
+        self._ended: dict[str, Ended] = {}
         self._opened = asyncio.Event()
         self.dropped: Counter[str] = Counter()
         host.serve_stream(Begin, self._reduce)
@@ -61,6 +65,16 @@ class Rounds:
         self._newest[where.series] = where
         self._opened.set()
         self._opened = asyncio.Event()
+
+    def last(self, series: str) -> Ended | None:
+        """How this peer's last round of a series that succeeded ended."""
+        return self._ended.get(series)
+
+    def ended(self, round_: Round) -> None:
+        """This round succeeded here."""
+        where = round_.group.where
+        content = b"".join(b"%d %s" % version for version in round_.versions())
+        self._ended[where.series] = Ended(where, hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest())
 
     def _lost(self, who: str, reason: str, polite: bool) -> None:
         for round_, _ in self._rounds.values():
@@ -85,12 +99,13 @@ class Rounds:
         return round_, reducer
 
     def _is_over(self, where: Where) -> bool:
-        """Whether this peer is beyond that round, or in another roll of its number."""
+        """Whether this peer is beyond that round, or in another roll instead. In plain mode each round has its own."""
         newest = self._newest.get(where.series)
-        return newest is not None and (
-            (where.number, where.round_index) < (newest.number, newest.round_index)
-            or (where.number == newest.number and where.roll_id != newest.roll_id)
-        )
+        if newest is None:
+            return False
+        there, here = (where.number, where.round_index), (newest.number, newest.round_index)
+        same = there == here if where.series == PLAIN else where.number == newest.number
+        return there < here or (same and where.roll_id != newest.roll_id)
 
     def _check(self, round_: Round, who: str) -> None:
         if who in round_.lost:
@@ -103,6 +118,9 @@ class Rounds:
 
     async def _reduce(self, stream: Stream, begin: Begin) -> None:
         round_, reducer = await self._find(stream.peer_id, begin.where)
+        ours = self.last(begin.where.series)
+        if ours and begin.last and ours.where == begin.last.where and ours.versions != begin.last.versions:
+            self.host.log.add("warning", "its last averaging ended with other values than ours", stream.peer_id)
         reducer.claim(stream.peer_id, begin.source, begin.mass)
         wholly = False
         try:
@@ -111,7 +129,7 @@ class Rounds:
                 both_ways.create_task(self._send(stream, round_, reducer), name="send means")
             wholly = True
         except ExceptionGroup as errors:
-            raise first_error(errors) from None
+            raise root_cause(errors) from None
         finally:
             reducer.served(stream.peer_id, wholly=wholly)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shoal.core.errors import DownloadError
 from shoal.overlay.charter import Options, Schema
-from shoal.overlay.membership import CATCHING_UP, JOINED, TRAINING
+from shoal.overlay.member_record import CATCHING_UP, JOINED, TRAINING
 from shoal.protocols.download import Download
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, State

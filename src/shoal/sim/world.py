@@ -25,7 +25,9 @@ from shoal.net.host import Host
 from shoal.net.identity import KEY_BYTES, Identity
 from shoal.net.memory import MemoryNetwork
 from shoal.overlay.joining import enter
-from shoal.overlay.membership import TRAINER, Membership
+from shoal.overlay.member_record import TRAINER
+from shoal.overlay.membership import Membership
+from shoal.overlay.register import keep_register
 from shoal.protocols.peer import Peer
 from shoal.protocols.taking_part import take_part
 from shoal.sim.replica import VirtualReplica
@@ -102,6 +104,7 @@ class SimPeer:
                 self.peer = Peer(host, members, VirtualCompute())
                 await host.start(Endpoint(self.name, self.port))
                 members.start()
+                host.spawn(keep_register(members, members.directory), "register")
                 named, known = [parse_address(text) for text in peers], [parse_address(text) for text in remembered]
                 await enter(members, "world", named, known, JOIN_SECONDS)
                 self._joined.set()

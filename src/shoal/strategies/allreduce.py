@@ -62,4 +62,4 @@ class AllReduce:
             peer.rounds, whole_group(roll), vectors, source=peer.id, mass=weight,
             part_bytes=self.part_bytes, timeout_seconds=max(0.1, until - peer.clock.now()),
         )  # fmt: skip
-        return Outcome(result.vectors, roll, (result.report,), (), is_exact(roll, result))
+        return Outcome(result.vectors, roll, 1, (result.report,), (), is_exact(roll, result))

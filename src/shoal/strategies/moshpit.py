@@ -19,15 +19,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.core.errors import RoundError
+from shoal.core.errors import NobodyThere, RoundError
 from shoal.planning.grid import SMALLEST_GROUP, block_of, grid_groups, plan_grid
+from shoal.planning.keys import initial_key, next_key
 from shoal.protocols.averaging import average_in_background
 from shoal.protocols.butterfly import RoundReport, RoundResult, butterfly
 from shoal.protocols.outcome import Outcome, is_exact
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
-from shoal.protocols.roll_record import TRAIN, Roll
-from shoal.protocols.round_record import Group
+from shoal.protocols.roll_record import PLAIN, TRAIN, Here, Roll
+from shoal.protocols.round_record import Group, whole_group
 from shoal.strategies.options import check_averaging, check_number
 from shoal.tensors.flat import Shapes, Vectors
 
@@ -38,6 +39,10 @@ class Moshpit:
 
     `every_seconds` (2 where neither is given) or `every_steps` (of the fastest peer): how often. `timeout_seconds`:
     when an averaging is given up. `part_bytes`: how much is sent, averaged and returned at a time.
+
+    `plain_rounds` d, from 2: the paper's own way, for swarms too large for one roll: groups form by keys of d-1
+    digits, and wait `window_seconds` for their members. Every peer weighs the same, and d rounds bring the peers near
+    to the mean, not exactly onto it. Without it, one roll of all who take part decides, and the mean is exact.
     """
 
     group_size: int = 8
@@ -45,9 +50,14 @@ class Moshpit:
     every_steps: int | None = None
     timeout_seconds: float = 30.0
     part_bytes: int = 1 << 19
+    plain_rounds: int | None = None
+    window_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("group_size", self.group_size, SMALLEST_GROUP, 1024, whole=True)
+        check_number("plain_rounds", self.plain_rounds, 2, 10, whole=True, optional=True)
+        smallest = SMALLEST_GROUP if self.plain_rounds is None else 2
+        check_number("group_size", self.group_size, smallest, 1024, whole=True)
+        check_number("window_seconds", self.window_seconds, 0.1, 60)
         check_averaging(self)
 
     async def run(self, peer: Peer, replica: Replica) -> None:
@@ -63,32 +73,64 @@ class Moshpit:
         timeout_seconds: float | None = None,
     ) -> Outcome:  # fmt: skip
         """All d rounds of one averaging. Raises NobodyThere, TensorError, or RoundError when no round succeeded."""
-        limit = timeout_seconds or self.timeout_seconds
-        until = peer.clock.now() + limit
-        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit)
+        until = peer.clock.now() + (timeout_seconds or self.timeout_seconds)
+        if self.plain_rounds is not None and series == TRAIN:
+            return await self._average_plain(peer, vectors, shapes, until)
+        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, until - peer.clock.now())
         dims = plan_grid(len(roll.members), self.group_size)
-        me = roll.members.index(peer.id)
-        source, mass = peer.id, weight
+        me, mass, source = roll.members.index(peer.id), weight, peer.id
         reports: list[RoundReport] = []
         failures: list[str] = []
         last: RoundResult | None = None
         for round_index in range(len(dims)):
-            left = max(0.1, until - peer.clock.now())
+            seconds = max(0.1, until - peer.clock.now()) / (len(dims) - round_index)
             try:
-                last = await butterfly(
-                    peer.rounds, group_in_round(roll, dims, round_index, me), vectors, source=source, mass=mass,
-                    part_bytes=self.part_bytes, timeout_seconds=left / (len(dims) - round_index),
-                )  # fmt: skip
+                last = await self._round(
+                    peer, group_in_round(roll, dims, round_index, me), vectors, source, mass, seconds
+                )
             except RoundError as error:
                 failures.append(error.reason)
                 continue
             vectors, mass = last.vectors, last.mass
-            source = f"block {block_of(me, dims, round_index + 1)} of round {round_index}"
+            source = f"block {block_of(me, dims, round_index + 1)} after round {round_index + 1}"
             reports.append(last.report)
         if last is None:
             raise RoundError("; ".join(failures), roll.number, tuple(roll.members))
         exact = not failures and is_exact(roll, last)
-        return Outcome(vectors, roll, tuple(reports), tuple(failures), exact)
+        return Outcome(vectors, roll, len(dims), tuple(reports), tuple(failures), exact)
+
+    async def _round(
+        self, peer: Peer, group: Group, vectors: Vectors, source: str, mass: float, timeout_seconds: float
+    ) -> RoundResult:
+        return await butterfly(
+            peer.rounds, group, vectors, source=source, mass=mass,
+            part_bytes=self.part_bytes, timeout_seconds=timeout_seconds,
+        )  # fmt: skip
+
+    async def _average_plain(self, peer: Peer, vectors: Vectors, shapes: Shapes, until: float) -> Outcome:
+        """Reference, section 2.2: d groups by key, one after the other; the key slides along with each."""
+        assert self.plain_rounds is not None
+        meetings, number = peer.meetings, peer.meetings.begin()
+        if meetings.key is None:
+            meetings.key = initial_key(peer.id, self.group_size, self.plain_rounds - 1)
+        reports: list[RoundReport] = []
+        failures: list[str] = []
+        roll: Roll | None = None
+        for round_index in range(self.plain_rounds):
+            seconds = max(0.1, until - peer.clock.now()) / (self.plain_rounds - round_index)
+            here = Here(PLAIN, number, 1.0, peer.bandwidth(), shapes, min(self.window_seconds, seconds / 2))
+            try:
+                roll = await meetings.meet(f"{number}.{round_index} {meetings.key}", self.group_size, here)
+                result = await self._round(peer, whole_group(roll, round_index), vectors, peer.id, 1.0, seconds)
+            except (NobodyThere, RoundError) as error:
+                failures.append(error.reason if isinstance(error, RoundError) else str(error))
+                continue  # theta stays, the key stays: it costs one group one round
+            vectors = result.vectors
+            meetings.key = next_key(meetings.key, roll.roll_id, roll.members, peer.id, self.group_size)
+            reports.append(result.report)
+        if roll is None or not reports:
+            raise RoundError("; ".join(failures), number)
+        return Outcome(vectors, roll, self.plain_rounds, tuple(reports), tuple(failures), exact=False)
 
 
 def group_in_round(roll: Roll, dims: tuple[int, ...], round_index: int, number: int) -> Group:

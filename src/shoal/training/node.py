@@ -13,7 +13,7 @@ from shoal.core.compute import ThreadCompute
 from shoal.core.errors import LeftError
 from shoal.core.events import Event
 from shoal.overlay.charter import Options
-from shoal.overlay.membership import JOINED, TRAINER
+from shoal.overlay.member_record import JOINED, TRAINER
 from shoal.protocols.peer import Peer
 from shoal.training.network_thread import NetworkThread
 from shoal.training.presence import Presence

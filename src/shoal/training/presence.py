@@ -22,6 +22,7 @@ from shoal.net.tcp import TcpTransport
 from shoal.overlay.charter import Options
 from shoal.overlay.joining import enter
 from shoal.overlay.membership import Membership
+from shoal.overlay.register import keep_register
 from shoal.training.announce import alone_seconds, invitation, say
 from shoal.training.settings import Settings
 from shoal.training.state_folder import RunFolder
@@ -83,6 +84,7 @@ class Presence:
                 prepare()
                 await self._listen()
                 self.members.start()
+                self.host.spawn(keep_register(self.members, self.members.directory), "register")
                 named, here = self.settings.peers, set(self.host.endpoints)
                 remembered = [known for known in self._folder.addresses() if not here.issuperset(known.endpoints)]
                 await enter(self.members, self.settings.run, named, remembered, self.settings.join_timeout_seconds)
