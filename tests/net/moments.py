@@ -29,7 +29,7 @@ from shoal.protocols.round_state import Round
 from shoal.protocols.rounds import Rounds
 
 COLLECTING, CALLED = "roll, as its collector", "roll, as a caller"
-ROLL_OUT = "its roll is out to some"
+HANDED_OUT = "roll, handed out to some"
 PART_SENT, SHARE_HALF_REDUCED = "k-th part sent", "own share half reduced"
 RESULTS_HALF_SENT, CLOSING = "half its results sent", "closing exchange"
 
@@ -51,7 +51,7 @@ class Strike:
             PART_SENT: lambda: None,
             SHARE_HALF_REDUCED: lambda: self._wrap(Round, "hold", self._hold),
             RESULTS_HALF_SENT: lambda: None,
-            ROLL_OUT: lambda: self._wrap(Host, "_answer_call", self._answer_call),
+            HANDED_OUT: lambda: self._wrap(Host, "_answer_call", self._answer_call),
             CLOSING: self._wrap_closing,
         }[moment]()
 
