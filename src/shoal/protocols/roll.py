@@ -42,7 +42,8 @@ from shoal.protocols.roll_record import (
 )
 from shoal.tensors.flat import Shapes
 
-MOVED = "moved"
+MOVED, NEARER, CUT_OFF = "moved", "nearer", "cut off"
+"""Codes of refusals: that number is over; another one collects it, or a newer; who called is alone by now."""
 RETRY_SECONDS = 0.05
 INVITE_SECONDS = 2.0
 
@@ -52,6 +53,7 @@ class _OpenRoll:
     callers: dict[str, Here] = field(default_factory=dict)
     invited: dict[str, None] = field(default_factory=dict)
     """Those who have not answered the invitation yet."""
+    lost: dict[str, None] = field(default_factory=dict)
     found: Roll | None = None
     """The record of a collector that died while it handed it out."""
     superseded: bool = False
@@ -77,6 +79,7 @@ class RollBook:
         self.on_invite: list[Callable[[], None]] = []
         host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
+        host.on_lost.append(self._lost)
         members.on_change.append(self._members_changed)
 
     def invited_to(self, series: str) -> bool:
@@ -122,7 +125,7 @@ class RollBook:
             except (CallTimeout, TimeoutError):
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
-                if error.code == MOVED and self._host.clock.now() < until:
+                if error.code in (MOVED, NEARER) and self._host.clock.now() < until:
                     number = self._moved_on(error, series, number, lost)
                     await self._host.clock.sleep(0 if number == 0 else RETRY_SECONDS)
                     continue
@@ -151,11 +154,11 @@ class RollBook:
         """The number to call for now: 0 for the next one. Raises RoundError where the others went on without us."""
         over = number_in(error.reason)
         self._note(series, over)
-        if lost == number <= over:
-            raise RoundError("the others went on without this peer", number) from None
-        if over >= number or self._invitation(series)[0] > number:
+        if self._invitation(series)[0] > number:
             return 0  # a newer averaging is under way
-        return number  # the same one has a nearer collector
+        if lost == number <= over and error.code == MOVED:
+            raise RoundError("the others went on without this peer", number) from None
+        return 0 if number <= over and lost != number else number  # the same one has a nearer collector
 
     def _collector(self, series: str, number: int, candidates: Iterable[str]) -> str:
         """The nearest of those we know and of those who said that they collect: views of who is there may differ."""
@@ -165,7 +168,7 @@ class RollBook:
         return collector_of(self._key, series, number, candidates)
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
-        """The roll that it closes; RefusedError(moved) on news of a newer number, or of a nearer collector."""
+        """The roll that it closes; RefusedError(nearer) on news of a newer number, or of a nearer collector."""
         is_superseded = asyncio.Event()
 
         def newer() -> None:
@@ -184,7 +187,7 @@ class RollBook:
             await asyncio.wait((asking, superseded), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
-            raise self._moved(here.series)
+            raise self._moved(here.series, NEARER)
         finally:
             self.on_invite.remove(newer)
             asking.cancel()
@@ -213,7 +216,7 @@ class RollBook:
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
-            raise self._moved(here.series)  # a nearer one collects it: its invitation is on the way to the caller
+            raise self._moved(here.series, NEARER)  # a nearer one collects it: its invitation is on the way to the caller
         roll = self._open.get(key)
         if roll is None:
             roll = self._open[key] = _OpenRoll()
@@ -227,10 +230,10 @@ class RollBook:
             raise
         if isinstance(outcome, Roll):
             return outcome
-        raise outcome or self._moved(here.series)
+        raise outcome or self._moved(here.series, NEARER if roll.superseded else MOVED)
 
-    def _moved(self, series: str) -> RefusedError:
-        return RefusedError(str(self.newest.get(series, 0)), MOVED)
+    def _moved(self, series: str, code: str = MOVED) -> RefusedError:
+        return RefusedError(str(self.newest.get(series, 0)), code)
 
     async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
@@ -255,6 +258,7 @@ class RollBook:
         if roll.superseded:
             roll.closed.set_result({})
             return
+        went_on = bool(roll.lost) or self.newest.get(series, 0) >= number
         self._closed[series] = max(number, self._closed.get(series, 0))
         self._note(series, number)
         if roll.found:
@@ -262,7 +266,17 @@ class RollBook:
             roll.closed.set_result(dict.fromkeys(roll.found.members, roll.found))
             return
         callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
+        if went_on and len(callers) == 1:
+            roll.closed.set_result(dict.fromkeys(callers, RefusedError("all others were lost, or went on", CUT_OFF)))
+            return
         roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers))
+
+    def _lost(self, who: str, reason: str, polite: bool) -> None:
+        """Its call is gone with its link; if it lives it calls again."""
+        for roll in self._open.values():
+            roll.lost[who] = None
+            roll.callers.pop(who, None)
+            roll.changed.set()
 
     async def _invite(self, peer_id: str, invite: Invite, roll: _OpenRoll) -> None:
         try:
