@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from average_child import BIG, WEIGHTS
-from moments import CALLED, CLOSING, COLLECTING, PART_SENT, HANDED_OUT
+from moments import CALLED, CLOSING, COLLECTING, HANDED_OUT, PART_SENT
 from swarm_process import PeerProcess, Peers, ask_all, wait_until
 
 CHILD = Path(__file__).with_name("average_child.py")
