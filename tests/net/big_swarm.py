@@ -214,9 +214,10 @@ class BigSwarm:
         if moment == CLOSING:
             assert disturber.receive(5)["struck"] == PART_SENT
             self.members.pop(max(self.members)).close()
+        resumed_at = None
         if resume_seconds is not None:
             pause_until(struck["at"] + resume_seconds)
-            victim.kill(signal.SIGCONT)
+            resumed_at = victim.kill(signal.SIGCONT)
         survivors = [one for one in self.members if one != rank]
         fact = self.await_survivors(trial, survivors, struck["at"], ids)
         if resume_seconds is None:
@@ -225,7 +226,7 @@ class BigSwarm:
             self._after_a_death(trial, survivors, {rank: struck["at"]})
             self.add(rank)
         else:
-            self._after_a_stop(trial, survivors, rank, ids, is_stopped=resume_seconds is None)
+            self._after_a_stop(trial, survivors, rank, ids, resumed_at)
         return trial
 
     def _check_take_over(self, fact: dict[str, Any], struck: dict[str, Any], victim: str) -> None:
@@ -246,18 +247,17 @@ class BigSwarm:
         trial.next_seconds = self.average(survivors)
 
     def _after_a_stop(
-        self, trial: Trial, survivors: list[int], rank: int, ids: dict[str, int], *, is_stopped: bool
+        self, trial: Trial, survivors: list[int], rank: int, ids: dict[str, int], resumed_at: float | None
     ) -> None:
         """The stopped one changes nobody: it has a RoundError, or the same result. Then all average together."""
         victim = self.members[rank]
         last = trial.digest
-        if is_stopped:
+        if resumed_at is None:
             for other in survivors:
                 self.members[other].ask("wait_gone", 15, peer_id=victim.peer_id)
             trial.next_seconds = self.average(survivors)
             last = self.check(survivors, ids)["digest"]
-            victim.kill(signal.SIGCONT)
-        resumed_at = time.monotonic()
+            resumed_at = victim.kill(signal.SIGCONT)
         reply = victim.receive(40)
         trial.resumed = f"{reply.get('error', 'the same result')} {reply['received_at'] - resumed_at:.2f} s later"
         if "error" in reply:

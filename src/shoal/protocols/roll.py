@@ -216,7 +216,7 @@ class RollBook:
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
-            raise self._moved(here.series, NEARER)  # a nearer one collects it: its invitation is on the way to the caller
+            raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
         roll = self._open.get(key)
         if roll is None:
             roll = self._open[key] = _OpenRoll()
