@@ -15,8 +15,6 @@ from shoal.planning.lateness import EARLIEST_SECONDS, predicted_stragglers
         ({"a": 0.9, "b": 0.9, "c": 0.1}, 9.0, ["c"]),
         ({"a": 0.9, "b": 0.9, "c": 0.31}, 9.0, []),
         ({"a": 0.9, "b": 0.9, "c": 0.29}, 9.0, ["c"]),
-        ({"a": 0.9, "b": 0.9, "c": 0.17}, 1.0, []),
-        ({"a": 0.9, "b": 0.9, "c": 0.14}, 1.0, ["c"]),
         ({"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.01, "e": 0.02}, 5.0, ["d", "e"]),
         ({"a": 1.0, "b": 1.0, "c": 1.0}, 100.0, []),
         ({"a": 0.9, "b": 0.9, "c": 0.01}, EARLIEST_SECONDS - 0.01, []),
@@ -27,7 +25,7 @@ from shoal.planning.lateness import EARLIEST_SECONDS, predicted_stragglers
         ({"a": 0.9, "b": 0.9, "c": 0.9, "d": 0.0}, 90.0, []),
     ],
     ids=[
-        "nine times slower", "just inside", "just outside", "within the slack", "beyond the slack", "two of five",
+        "nine times slower", "just inside", "just outside", "two of five",
         "all done", "too early", "two have no median of others", "one", "nobody", "nothing sent: judged by silence",
         "silent beside three",
     ],
@@ -37,9 +35,9 @@ def test_who_is_late(delivered, elapsed, late) -> None:
 
 
 def test_whoever_begins_later_is_judged_by_its_own_time() -> None:
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.05}, {"a": 9.0, "b": 9.0, "c": 1.1}) == []
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.01}, {"a": 9.0, "b": 9.0, "c": 0.9}) == []
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.03}, {"a": 9.0, "b": 9.0, "c": 1.1}) == ["c"]
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.15}, {"a": 9.0, "b": 9.0, "c": 3.1}) == []
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.01}, {"a": 9.0, "b": 9.0, "c": 2.9}) == []
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.1}, {"a": 9.0, "b": 9.0, "c": 3.1}) == ["c"]
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=9), st.floats(0, 1e4))
@@ -50,8 +48,8 @@ def test_never_a_majority_never_who_is_done_never_the_fastest(delivered, elapsed
     assert not late or max(delivered[who] for who in late) < max(delivered.values())
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=3, max_size=9), st.floats(10, 100), st.floats(10, 100))
-def test_the_verdict_does_not_depend_on_how_long_a_long_round_takes(fractions, one, other) -> None:
+@given(st.lists(st.floats(0.01, 1), min_size=3, max_size=9), st.floats(3, 100), st.floats(3, 100))
+def test_the_verdict_does_not_depend_on_how_long_the_round_takes(fractions, one, other) -> None:
     delivered = {str(number): fraction for number, fraction in enumerate(fractions)}
     verdicts = [predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed)) for elapsed in (one, other)]
     assert verdicts[0] == verdicts[1]

@@ -207,4 +207,5 @@ class Reducer:
         fractions = {who: count / len(self.share) for who, count in self.delivered.items()} if self.share else {}
         elapsed = {who: now - max(started_at, self._began_at.get(who, now)) for who in fractions}
         for sender in predicted_stragglers(fractions, elapsed):
-            self.leave_out(sender, "late: it would take more than 3 x the group's median")
+            pace = f"{fractions[sender]:.0%} in {elapsed[sender]:.1f} s"
+            self.leave_out(sender, f"late: {pace}, it would take more than 3 x the group's median")
