@@ -20,6 +20,7 @@ async def test_a_silent_peer_is_lost_after_3_seconds(memory) -> None:
         assert (who, polite) == (peer_id, False)
         assert reason.startswith("silent for 3.")
         assert a.host.linked(b.id)
+        assert set(a.host.silent) == {peer_id}
 
 
 async def test_whoever_waits_for_a_silent_peer_is_told(memory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import time
@@ -54,6 +55,8 @@ def big_scale(rank: int) -> tuple[float, float]:
     return 1.0 + 0.375 * rank, 0.5 * rank - 1.0
 
 
+LARGEST_NORMAL = 5.0
+"""About the largest of BIG standard normal numbers."""
 _pattern: list[torch.Tensor] = []
 
 
@@ -63,6 +66,18 @@ def big_input(rank: int) -> torch.Tensor:
         _pattern.append(torch.randn(BIG, generator=torch.Generator().manual_seed(7)))
     scale, shift = big_scale(rank)
     return _pattern[0] * scale + shift
+
+
+def is_mean(result: torch.Tensor, part: Any, ranks: dict[str, int], weights: list[float]) -> bool:
+    """Whether the values of this part are the weighted mean of the inputs of its contributors. NaN is none."""
+    inside = [ranks[who] for who in part.contributors]
+    total = sum(weights[rank] for rank in inside)
+    scale = sum(weights[rank] * big_scale(rank)[0] for rank in inside) / total
+    shift = sum(weights[rank] * big_scale(rank)[1] for rank in inside) / total
+    error = (result[part.start : part.stop] - (_pattern[0][part.start : part.stop] * scale + shift)).abs()
+    largest = max(abs(scale) * LARGEST_NORMAL + abs(shift) for scale, shift in map(big_scale, inside))
+    right = len(set(inside)) == len(inside) and abs(part.weight - total) <= 1e-9 * total
+    return right and bool((error <= 1e-6 * largest).all())
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -81,16 +96,18 @@ class Peer:
         self.big: torch.Tensor | None = None
         self.big_rank = -1
         self.result: torch.Tensor | None = None
+        self.parts: list[Any] | None = None
+        self.armed: Any = None
         self.loader: Any = None
 
-    def join(self, run: str, peers: list[str], found: bool = False) -> dict[str, Any]:
+    def join(self, run: str, peers: list[str], found: bool = False, strategy: str = "AllReduce") -> dict[str, Any]:
         import shoal
 
         def on_event(event: Any) -> None:
             self.events.append((time.monotonic(), event.kind, event.peer_id, event.reason))
 
-        strategy = shoal.AllReduce() if found else None
-        self.swarm = shoal.join(run, peers=peers, listen=LOOPBACK, strategy=strategy, on_event=on_event)
+        options = getattr(shoal, strategy)() if found else None
+        self.swarm = shoal.join(run, peers=peers, listen=LOOPBACK, strategy=options, on_event=on_event)
         return {"address": self.swarm.address, "peer_id": self.swarm.peer_id}
 
     def leave(self) -> None:
@@ -162,29 +179,46 @@ class Peer:
 
     def average_big(self, weight: float) -> dict[str, Any]:
         assert self.big is not None
-        self.result = None
+        self.result = self.parts = None
         started_at = time.monotonic()
         (self.result,), report = self.swarm.average([self.big], weight=weight, timeout_seconds=30)
-        return {"started_at": started_at, "returned_at": time.monotonic(), **plain_report(report)}
+        returned_at = time.monotonic()
+        self.parts = [part for done in report.rounds for part in done.parts]
+        exchanges = [done.exchanges for done in report.rounds]
+        return {"started_at": started_at, "returned_at": returned_at, "exchanges": exchanges, **plain_report(report)}
 
-    def check_big(self, sets: list[list[int]], weights: dict[str, float]) -> dict[str, Any]:
-        """How many elements of the last result are the mean over each of these sets of ranks (the first that fits)."""
+    def check_big(self, ranks: dict[str, int], weights: list[float]) -> dict[str, Any]:
+        """The parts of the last result, and which of them are not the mean of their reported contributors.
+
+        `ranks`: by peer id; `weights`: by rank.
+        """
         assert self.big is not None
         facts: dict[str, Any] = {"untouched": torch.equal(self.big, big_input(self.big_rank))}
         if self.result is not None:
-            left = torch.ones(BIG, dtype=torch.bool)
-            facts["elements"] = []
-            largest = max(big_input(rank).abs().max().item() for ranks in sets for rank in ranks)
-            for ranks in sets:
-                total = sum(weights[str(rank)] for rank in ranks)
-                scale = sum(weights[str(rank)] * big_scale(rank)[0] for rank in ranks) / total
-                shift = sum(weights[str(rank)] * big_scale(rank)[1] for rank in ranks) / total
-                fits = ((self.result - (_pattern[0] * scale + shift)).abs() <= 1e-6 * largest) & left
-                facts["elements"].append(int(fits.sum()))
-                left &= ~fits
-            facts["strange"] = int(left.sum())
+            assert self.parts is not None
+            facts["parts"] = [dataclasses.astuple(part) for part in self.parts]
+            facts["wrong"] = [
+                dataclasses.astuple(part) for part in self.parts if not is_mean(self.result, part, ranks, weights)
+            ]
             facts["digest"] = digest([self.result])
         return facts
+
+    def strike(self, moment: str, signal_number: int, count: int | None = None) -> None:
+        """Signal this process at that moment of its next averaging; see `moments`."""
+        from moments import Strike
+
+        self.armed = Strike(moment, signal_number, count)
+
+    def spare(self) -> None:
+        """No strike any more."""
+        if self.armed is not None:
+            self.armed.lift()
+
+    def next_collector(self) -> list[Any]:
+        """The number of the next averaging and the id of its collector, as this peer sees it."""
+        rolls = self.swarm._node.peer.rolls
+        number = max(rolls._next("call"), rolls._invitation("call")[0])
+        return [number, rolls._collector("call", number, rolls._participants("call"))]
 
     def hold_workers(self, count: int = 2) -> list[int]:
         """Fork DataLoader workers and keep them; their pids."""

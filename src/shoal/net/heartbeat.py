@@ -31,7 +31,8 @@ async def heartbeat(host: Host) -> None:
             if now - remote.life.last_heard > SILENT_SECONDS:
                 for link in list(remote.links):
                     link.abort()
-                host.unlink(remote, f"silent for {now - remote.life.last_heard:.1f} s", polite=False)
+                reason = host.silent[remote.peer_id] = f"silent for {now - remote.life.last_heard:.1f} s"
+                host.unlink(remote, reason, polite=False)
             elif now - remote.last_sent > HEARTBEAT_SECONDS:
                 host.spawn(quietly(remote.links[-1].send(encode(Ping()))), "ping")
                 remote.last_sent = now

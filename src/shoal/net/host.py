@@ -70,6 +70,8 @@ class Host:
         self._door = Door(identity, transport, run=run, secret=secret, random=random, log=log)
         self.endpoints: tuple[Endpoint, ...] = ()
         self.remotes: dict[str, Remote] = {}
+        self.silent: dict[str, str] = {}
+        """Peers that were lost because nothing came from them, though their connections stood: a dial hangs too."""
         self.sent, self.received = RateGauge(), RateGauge()
         self.faults: deque[Exception] = deque(maxlen=MAX_FAULTS)
         self.on_lost: list[Callable[[str, str, bool], None]] = []
@@ -205,6 +207,7 @@ class Host:
     def _keep_link(self, peer_id: str, channel: Channel) -> None:
         remote = self._remote(peer_id)
         remote.hear(channel, self.sent, self.received, bulk=False)
+        self.silent.pop(peer_id, None)
         remote.links.append(channel)
         remote.connections += 1
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")

@@ -175,7 +175,10 @@ async def _obtain(round_: Round, reducer: Reducer, last: Ended | None) -> None:
 
 
 async def _meet(round_: Round, who: str) -> None:
-    """Connect to a member that this peer has no link to. It is lost where that fails."""
+    """Connect to a member that this peer has no link to. It is lost where that fails, or where it fell silent."""
+    if reason := round_.host.silent.get(who):
+        round_.lose(who, reason)
+        return
     remote = round_.host.remotes.get(who)
     try:
         await round_.host.link(remote.endpoints if remote else (), who)

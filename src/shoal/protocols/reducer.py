@@ -41,6 +41,7 @@ class Reducer:
         self._expected = [who for who, mass in zip(group.members, group.masses, strict=True) if mass > 0]
         self._reductions: dict[int, Reduction] = {}
         self._claims: dict[str, tuple[str, float]] = {}
+        self._began_at: dict[str, float] = {}
         self.share = round_.owned_by(round_.me)
         self._share_set = frozenset(self.share)
         self.delivered = dict.fromkeys(self._expected, 0)
@@ -76,6 +77,7 @@ class Reducer:
         if not 0 <= mass <= self._round.group.most_mass:
             raise ProtocolError(f"a mass of {mass}")
         self._claims[sender] = source, mass
+        self._began_at.setdefault(sender, self._host.clock.now())
         self._stop_waiting(sender, [
             index for index, reduction in self._reductions.items() if mass == 0 or source in reduction.sources
         ])  # fmt: skip
@@ -203,5 +205,7 @@ class Reducer:
             if silent_seconds > patience:
                 self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
         fractions = {who: count / len(self.share) for who, count in self.delivered.items()} if self.share else {}
-        for sender in predicted_stragglers(fractions, now - started_at):
-            self.leave_out(sender, "late: it would take more than 3 x the group's median")
+        elapsed = {who: now - max(started_at, self._began_at.get(who, now)) for who in fractions}
+        for sender in predicted_stragglers(fractions, elapsed):
+            pace = f"{fractions[sender]:.0%} in {elapsed[sender]:.1f} s"
+            self.leave_out(sender, f"late: {pace}, it would take more than 3 x the group's median")

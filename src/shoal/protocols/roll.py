@@ -8,10 +8,10 @@ all that it expects have called or the deadline passed, and returns one record t
       Here(n, weight, shapes)   ->      open, Invite(n)       ->        each: due; Here(n) from the next safe point
                                 <-      Roll(members, weights, ...)  ->
 
-When a collector dies, its callers go to the next-nearest with the same number; if some had their roll already, two
-rolls exist, each exact over those who take part in it. A higher number always wins: whoever waits in an older roll
-and hears of a newer one moves on to it. Where views of who is there differ, two may collect the same number: everybody
-moves to the nearer of those who invite.
+When a collector dies, its callers go to the next-nearest with the same number. Where it died while it handed the roll
+out, those who have it tell it to the next-nearest, and that one to all who are in it. A higher number always wins:
+whoever waits in an older roll and hears of a newer one moves on to it. Where views of who is there differ, two may
+collect the same number: everybody moves to the nearer of those who invite.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RoundError
-from shoal.net.envelope import Done, Message
-from shoal.net.host import Host
+from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
+from shoal.net.envelope import Message
+from shoal.net.host import PARTED, Host
 from shoal.overlay.member_record import TRAINING, Record
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
@@ -33,6 +33,7 @@ from shoal.protocols.roll_record import (
     TRAIN,
     Here,
     Invite,
+    Invited,
     Roll,
     check_here,
     close_roll,
@@ -42,14 +43,22 @@ from shoal.protocols.roll_record import (
 )
 from shoal.tensors.flat import Shapes
 
-MOVED = "moved"
+MOVED, NEARER, CUT_OFF = "moved", "nearer", "cut off"
+"""Codes of refusals: that number is over; another one collects it, or a newer; who called is alone by now."""
 RETRY_SECONDS = 0.05
 MAX_DIALS = 64
+INVITE_SECONDS = 2.0
 
 
 @dataclass
 class _OpenRoll:
     callers: dict[str, Here] = field(default_factory=dict)
+    invited: dict[str, None] = field(default_factory=dict)
+    unanswered: dict[str, None] = field(default_factory=dict)
+    """Of those invited."""
+    lost: dict[str, None] = field(default_factory=dict)
+    found: Roll | None = None
+    """The record of a collector that died while it handed it out."""
     superseded: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Future[dict[str, Roll | RefusedError]] = field(
@@ -68,9 +77,13 @@ class RollBook:
         self._open: dict[tuple[str, int], _OpenRoll] = {}
         self._closed: dict[str, int] = {}
         self._dialling = asyncio.Semaphore(MAX_DIALS)
+        self._rolls: dict[str, Roll] = {}
+        self._asking: dict[str, tuple[int, str]] = {}
+        self._asked = asyncio.Event()
         self.on_invite: list[Callable[[], None]] = []
         host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
+        host.on_lost.append(self._lost)
         members.on_change.append(self._members_changed)
 
     def invited_to(self, series: str) -> bool:
@@ -98,11 +111,9 @@ class RollBook:
         Raises NobodyThere, TensorError (our shapes are not the others'), or RoundError when the collector was lost.
         """
         until = self._host.clock.now() + timeout_seconds
-        number = 0
+        number = lost = 0
         while True:
-            candidates = self._participants(series)
-            if len(candidates) < 2:
-                raise NobodyThere("no other peer takes part in averagings now")
+            candidates = self._candidates(series, lost)
             number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
             collector = self._collector(series, number, candidates)
             left = max(0.1, until - self._host.clock.now())
@@ -110,6 +121,7 @@ class RollBook:
             try:
                 roll = await self._ask(collector, here, left)
             except PeerLost:
+                lost = number
                 if self._host.clock.now() < until:  # the next-nearest collects the same averaging
                     await self._host.clock.sleep(RETRY_SECONDS)
                     continue
@@ -117,11 +129,8 @@ class RollBook:
             except (CallTimeout, TimeoutError):
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
-                if error.code == MOVED and self._host.clock.now() < until:
-                    over = number_in(error.reason)
-                    self._note(series, over)
-                    if over >= number or self._invitation(series)[0] > number:
-                        number = 0  # a newer averaging is under way; else the same one has a nearer collector
+                if error.code in (MOVED, NEARER) and self._host.clock.now() < until:
+                    number = self._moved_on(error, series, number, lost)
                     await self._host.clock.sleep(0 if number == 0 else RETRY_SECONDS)
                     continue
                 failure = outcome_of(error, collector, number)
@@ -129,12 +138,32 @@ class RollBook:
                 failure = RoundError(f"collector {collector[:8]}: {error}", number)
             else:
                 if makes_sense(roll, self._host.peer_id):
+                    self._rolls[series] = roll
                     self._note(series, number)
                     self._register.hear_where(roll.members, roll.places)
                     return roll
                 failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
             raise failure
+
+    def _candidates(self, series: str, lost: int) -> dict[str, Record]:
+        """Who may collect. `lost`: the number whose collector was lost to this caller, 0 for none."""
+        candidates = self._participants(series)
+        if len(candidates) < 2 and lost:
+            raise RoundError("its collector and all others were lost", lost)
+        if len(candidates) < 2:
+            raise NobodyThere("no other peer takes part in averagings now")
+        return candidates
+
+    def _moved_on(self, error: RefusedError, series: str, number: int, lost: int) -> int:
+        """The number to call for now: 0 for the next one. Raises RoundError where the others went on without us."""
+        over = number_in(error.reason)
+        self._note(series, over)
+        if self._invitation(series)[0] > number:
+            return 0  # a newer averaging is under way
+        if lost == number <= over and error.code == MOVED:
+            raise RoundError("the others went on without this peer", number) from None
+        return 0 if number <= over and lost != number else number  # the same one has a nearer collector
 
     def _collector(self, series: str, number: int, candidates: Iterable[str]) -> str:
         """The nearest of those we know and of those who said that they collect: views of who is there may differ."""
@@ -144,7 +173,7 @@ class RollBook:
         return collector_of(self._key, series, number, candidates)
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
-        """The roll that it closes; RefusedError(moved) on news of a newer number, or of a nearer collector."""
+        """The roll that it closes; RefusedError(nearer) on news of a newer number, or of a nearer collector."""
         is_superseded = asyncio.Event()
 
         def newer() -> None:
@@ -156,18 +185,22 @@ class RollBook:
 
         self.on_invite.append(newer)
         newer()
+        self._asking[here.series] = here.number, collector
         superseded = asyncio.create_task(is_superseded.wait(), name="hear of a newer roll")
         asking = asyncio.create_task(self._roll_from(collector, here, timeout_seconds), name="ask for the roll")
         try:
             await asyncio.wait((asking, superseded), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
-            raise self._moved(here.series)
+            raise self._moved(here.series, NEARER)
         finally:
             self.on_invite.remove(newer)
             asking.cancel()
             superseded.cancel()
             await asyncio.gather(asking, superseded, return_exceptions=True)
+            self._asking.pop(here.series, None)
+            self._asked.set()
+            self._asked = asyncio.Event()
 
     async def _roll_from(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
         if collector == self._host.peer_id:
@@ -184,10 +217,12 @@ class RollBook:
     async def _collect(self, caller: str, here: Here) -> Roll:
         key = here.series, here.number
         check_here(here)
+        if (held := self._held(*key)) and caller in held.members:
+            return held
         if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
-            raise self._moved(here.series)  # a nearer one collects it: its invitation is on the way to the caller
+            raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
         roll = self._open.get(key)
         if roll is None:
             roll = self._open[key] = _OpenRoll()
@@ -201,24 +236,22 @@ class RollBook:
             raise
         if isinstance(outcome, Roll):
             return outcome
-        raise outcome or self._moved(here.series)
+        raise outcome or self._moved(here.series, NEARER if roll.superseded else MOVED)
 
-    def _moved(self, series: str) -> RefusedError:
-        return RefusedError(str(self.newest.get(series, 0)), MOVED)
+    def _moved(self, series: str, code: str = MOVED) -> RefusedError:
+        return RefusedError(str(self.newest.get(series, 0)), code)
 
     async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
-        for peer_id in self._participants(series):
-            if peer_id != self._host.peer_id:
-                self._host.spawn(self._invite(peer_id, Invite(series, number)), "invite")
         self._hear_invitation(series, number, self._host.peer_id)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
             patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
         try:
             async with asyncio.timeout(patience_seconds):
-                while not (roll.superseded or self._awaited(series, number) <= roll.callers.keys()):
+                while not (roll.superseded or roll.found or self._all_called(series, number, roll)):
+                    self._invite_all(series, number, roll)
                     roll.changed.clear()
                     await roll.changed.wait()
         except TimeoutError:
@@ -228,18 +261,59 @@ class RollBook:
         if roll.superseded:
             roll.closed.set_result({})
             return
+        went_on = bool(roll.lost) or self.newest.get(series, 0) >= number
         self._closed[series] = max(number, self._closed.get(series, 0))
         self._note(series, number)
+        if roll.found:
+            self._rolls[series] = roll.found
+            roll.closed.set_result(dict.fromkeys(roll.found.members, roll.found))
+            return
         callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
+        if went_on and len(callers) == 1:
+            roll.closed.set_result(dict.fromkeys(callers, RefusedError("all others were lost, or went on", CUT_OFF)))
+            return
         places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
         roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers, places))
 
-    async def _invite(self, peer_id: str, invite: Invite) -> None:
-        async with self._dialling:
-            await self._register.reach(peer_id)
-        self._host.tell(peer_id, invite)
+    def _lost(self, who: str, reason: str, polite: bool) -> None:
+        """Its call is gone with its link; if it lives it calls again."""
+        if reason == PARTED:
+            return
+        for roll in self._open.values():
+            roll.lost[who] = None
+            roll.callers.pop(who, None)
+            roll.changed.set()
+
+    def _invite_all(self, series: str, number: int, roll: _OpenRoll) -> None:
+        """Once each, also those who begin to train meanwhile."""
+        for peer_id in self._participants(series):
+            if peer_id != self._host.peer_id and peer_id not in roll.invited:
+                roll.invited[peer_id] = roll.unanswered[peer_id] = None
+                self._host.spawn(self._invite(peer_id, Invite(series, number), roll), "invite")
+
+    async def _invite(self, peer_id: str, invite: Invite, roll: _OpenRoll) -> None:
+        try:
+            async with self._dialling:
+                await self._register.reach(peer_id)
+            told = await self._host.call(peer_id, invite, Invited, timeout_seconds=INVITE_SECONDS)
+        except RemoteError:
+            told = Invited()  # it calls, or it does not
+        found = told.roll
+        if found and (found.series, found.number) == (invite.series, invite.number) and makes_sense(found, peer_id):
+            roll.found = found
+        roll.unanswered.pop(peer_id, None)
+        roll.changed.set()
+
+    def _all_called(self, series: str, number: int, roll: _OpenRoll) -> bool:
+        """Whether nobody is waited for: neither to call, nor to say whether it has the roll already."""
+        return self._awaited(series, number) | roll.unanswered.keys() <= roll.callers.keys()
 
     # -- both
+
+    def _held(self, series: str, number: int) -> Roll | None:
+        """The record of this very number, where this peer got it."""
+        roll = self._rolls.get(series)
+        return roll if roll and roll.number == number else None
 
     @property
     def _key(self) -> str:
@@ -262,9 +336,18 @@ class RollBook:
         return peer_id == self._host.peer_id or self._host.linked(peer_id)
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
-        if invite.series in (TRAIN, CALL) and 0 < invite.number <= MAX_NUMBER:
-            self._hear_invitation(invite.series, invite.number, peer_id)
-        return Done()
+        series, number = invite.series, invite.number
+        if series not in (TRAIN, CALL) or not 0 < number <= MAX_NUMBER:
+            return Invited()
+        self._hear_invitation(series, number, peer_id)
+        while self._asks_another(series, number, peer_id):
+            await self._asked.wait()  # its roll may be on the way
+        return Invited(self._held(series, number))
+
+    def _asks_another(self, series: str, number: int, inviter: str) -> bool:
+        """Whether this peer has called for the number at a third one, which the inviter may have seen die."""
+        asked_number, collector = self._asking.get(series, (0, ""))
+        return asked_number == number and collector not in (inviter, self._host.peer_id)
 
     def _hear_invitation(self, series: str, number: int, inviter: str) -> None:
         known, _ = self._invitation(series)

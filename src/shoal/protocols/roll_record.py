@@ -49,6 +49,12 @@ class Invite(Message, frozen=True):
     number: int
 
 
+class Invited(Message, frozen=True):
+    """The answer to Invite: the roll of that number, where this member has it already."""
+
+    roll: Roll | None = None
+
+
 def check_here(here: Here) -> None:
     """Raises ProtocolError where a caller's figures are none."""
     for figure in (here.weight, here.bandwidth or 0.0, here.patience_seconds):
