@@ -15,8 +15,11 @@ import numpy as np
 import torch
 
 from group import meet, members
+from shoal.core.address import Endpoint
 from shoal.core.clock import Clock, virtual_wall
 from shoal.core.compute import VirtualCompute
+from shoal.core.errors import PeerLost
+from shoal.net.channel import Channel
 from shoal.net.memory import MemoryTransport
 from shoal.overlay.membership import TRAINER, TRAINING, Membership, Record
 from shoal.protocols.outcome import Outcome
@@ -122,13 +125,22 @@ async def average(
 
 
 def _die(node: Node, averaging: asyncio.Task[Outcome | None]) -> None:
+    """Nothing comes from it any more: it dials nobody either."""
     node.transport.crash()
+    node.transport.dial = _dial_of_the_dead
     averaging.cancel()
+
+
+async def _dial_of_the_dead(endpoint: Endpoint) -> Channel:
+    raise PeerLost("this machine is dead")
 
 
 def held(outcomes: Sequence[Outcome | BaseException | None], rows: np.ndarray) -> np.ndarray:
     """(peers, size): what each one has after the averaging; whoever has no result keeps its row."""
-    after = [flat(outcome.vectors) if isinstance(outcome, Outcome) else row for outcome, row in zip(outcomes, rows, strict=True)]
+    after = [
+        flat(outcome.vectors) if isinstance(outcome, Outcome) else row
+        for outcome, row in zip(outcomes, rows, strict=True)
+    ]
     return np.stack(after)
 
 

