@@ -20,7 +20,7 @@ from shoal.net.stream import Stream, StreamEnded
 from shoal.planning.versions import Versions, is_settled, lowest_versions
 from shoal.protocols.reducer import Reducer
 from shoal.protocols.round_record import AskVersions, Given, Recover, VersionsHeld, Want
-from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, Round
+from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, FAILED, Round
 
 LIST_SECONDS = 10.0
 """How long a live member may take until it holds every part, before the others close without it."""
@@ -54,7 +54,7 @@ async def take_over(round_: Round, reducer: Reducer, owner: int) -> None:
 
 async def reduce_anew(round_: Round, reducer: Reducer, owner: int) -> None:
     """Reduce what is missing of another's share, from the values of all who live."""
-    if round_.me == owner or round_.me not in round_.order(owner):
+    if round_.state == FAILED or round_.me == owner or round_.me not in round_.order(owner):
         return
     indices = [index for index in round_.missing(owner) if not reducer.reducing(index)]
     if not indices:
