@@ -55,7 +55,7 @@ def meeting(seed: int, count: int, *, absent: int = 0) -> Meeting:
                 await asyncio.sleep(after_seconds)
                 called_at = loop.time()
                 here = Here(PLAIN, 1, 1.0, None, [((1,), "float32")], WINDOW_SECONDS)
-                return await group[number].peer.meetings.meet(key, 64, here), loop.time() - called_at
+                return await group[number].peer.meetings.meet(key, 64, here, 10.0), loop.time() - called_at
 
             found = await asyncio.gather(*(one(*who) for who in zip(callers, came_after, strict=True)))
             assert {*found[0][0].members} == {ids[number] for number in callers}
