@@ -72,7 +72,9 @@ async def _round(random: Random, kinds: tuple[str, str]) -> Trial:
         with _watching(faults):
             for number in random.sample(range(COUNT), COUNT):
                 if faulty.get(number) != "before":
-                    running[number] = asyncio.create_task(_average(group[number], roll, vectors[number], weights[number]))
+                    running[number] = asyncio.create_task(
+                        _average(group[number], roll, vectors[number], weights[number])
+                    )
             for fault, number in zip(faults, faulty, strict=True):
                 fault.begin(running.get(number))
             healthy = [number for number in range(COUNT) if number not in faulty]
@@ -92,7 +94,9 @@ async def _round(random: Random, kinds: tuple[str, str]) -> Trial:
     )  # fmt: skip
 
 
-async def _average(member: Member, roll: Roll, vectors: tuple[torch.Tensor, torch.Tensor], weight: float) -> RoundResult:
+async def _average(
+    member: Member, roll: Roll, vectors: tuple[torch.Tensor, torch.Tensor], weight: float
+) -> RoundResult:
     return await butterfly(
         member.rounds, whole_group(roll), vectors, source=member.host.peer_id, mass=weight,
         part_bytes=PART_BYTES, timeout_seconds=TIMEOUT_SECONDS,
