@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from random import Random
+
+from shoal.core.clock import Random
 
 Key = tuple[int, ...]
 
