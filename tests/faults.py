@@ -3,7 +3,7 @@
 before      it is in the roll, and its machine died before the round began
 sending     its machine dies as it sends a random one of its contributions
 reducing    its machine dies as it sends a random one of the means that it reduced
-slow        from a random moment on its line is 20 to 2000 times slower
+slow        from a random moment on its line is 3 to 200 times slower
 cancel      its averaging is given up at a random moment; the peer lives on, and answers
 """
 
@@ -32,6 +32,8 @@ PAIRS = list(itertools.combinations_with_replacement(KINDS, 2))
 COUNT, SIZE, PART_BYTES, BYTES_PER_SECOND = 5, 10_007, 1024, 1e6
 UNDISTURBED_SECONDS = 0.15
 TIMEOUT_SECONDS = 20.0
+DEAD_SECONDS, SLOW_SECONDS = 2.0, 15.0
+"""Within these everybody healthy must be done: where a member dies, or gives up, its connections say so at once."""
 WAY = {"sending": PartSent, "reducing": PartMeanSent}
 
 
@@ -133,7 +135,7 @@ class _Fault:
         self.transport = member.transport
         self._after_seconds = random.uniform(0, UNDISTURBED_SECONDS)
         self._after_messages = random.randrange(4 * SIZE * 4 // PART_BYTES // COUNT)
-        self._slower = 10 ** random.uniform(1.3, 3.3)
+        self._slower = 10 ** random.uniform(0.5, 2.3)
         self._averaging: asyncio.Task[Any] | None = None
 
     def begin(self, averaging: asyncio.Task[Any] | None) -> None:
@@ -175,3 +177,12 @@ def _watching(faults: Sequence[_Fault]) -> Iterator[None]:
         yield
     finally:
         Stream.send = send  # type: ignore[method-assign]
+
+
+def check_trials(seeds: Sequence[int]) -> list[Trial]:
+    """Each pair of faults in turn: all three healthy members have a result, long before the round's own limit."""
+    trials = [trial(seed) for seed in seeds]
+    for seed, one in zip(seeds, trials, strict=True):
+        assert one.results == COUNT - 2, f"seed {seed}: {one}"
+        assert one.seconds < (SLOW_SECONDS if "slow" in one.kinds else DEAD_SECONDS), f"seed {seed}: {one}"
+    return trials

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group import Member, average, members
 
+from group import Member, average, members
 from oracles.butterfly import butterfly as oracle
 from oracles.butterfly import shares
 from shoal.core.errors import RoundError

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers import Node, average, nodes
 
 import shoal
+from peers import Node, average, nodes
 from shoal.core.errors import AveragingError, NobodyThere, OptionError, RoundError
 from shoal.core.loop import run_virtual
 from shoal.planning.collector import collector_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from peers import nodes
 
+from peers import nodes
 from shoal.core.loop import run_virtual
 from shoal.planning.collector import collector_of
 from shoal.protocols.roll_record import PLAIN, Here, Roll

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers import Node, after_each_round, average, flat, held, nodes
 
+from peers import Node, after_each_round, average, flat, held, nodes
 from shoal.core.errors import NobodyThere, OptionError, RoundError
 from shoal.core.loop import run_virtual
 from shoal.planning.grid import plan_grid
@@ -46,7 +46,7 @@ def seat(group: Sequence[Node], side: int, axes: int) -> None:
 
 @pytest.mark.parametrize(("side", "axes"), FULL)
 def test_check_1_and_3_a_full_grid_is_exact_after_d_rounds_not_before_and_separates(side, axes) -> None:
-    """Twice: the second averaging goes on with the keys of the first. Each round has groups of M, all new to another."""
+    """Twice: the second averaging goes on with the keys of the first. All groups have M members, new to each other."""
     count = side**axes
 
     async def main() -> None:

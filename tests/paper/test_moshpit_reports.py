@@ -1,4 +1,4 @@
-"""Reports: Moshpit reference, check 33. Every round says who was in it, who was not and why, its bytes, times and share."""
+"""Moshpit reference, check 33: every round reports who was in it, who was not and why, its bytes, times and share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from peers import Node, average, nodes
 
+from peers import Node, average, nodes
 from shoal.core.loop import run_virtual
 from shoal.protocols.butterfly import PartReport, RoundReport
 from shoal.protocols.outcome import Outcome
