@@ -1,6 +1,7 @@
-"""Makes the helpers of the tests with real processes importable."""
+"""Makes the helpers of all tests importable, those with real processes too."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "net"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "net")]

@@ -20,8 +20,10 @@ from shoal.net.stream import Stream, StreamEnded
 from shoal.planning.versions import Versions, is_settled, lowest_versions
 from shoal.protocols.reducer import Reducer
 from shoal.protocols.round_record import AskVersions, Given, Recover, VersionsHeld, Want
-from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, Round
+from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, FAILED, Round
 
+TAKE_OVER_SECONDS = 6.0
+"""A take-over may take this long, or 3 x what the round took until then: it is about as much work again."""
 LIST_SECONDS = ANSWER_SECONDS = 10.0
 """How long a live member may take until it holds every part, before the others close without it; and for one part."""
 
@@ -45,16 +47,23 @@ async def take_over(round_: Round, reducer: Reducer, owner: int) -> None:
             await round_.until(lambda: not round_.missing(owner))
         elif who not in round_.lost:
             try:
-                await round_.unless_lost(who, _fetch(round_, who, round_.missing(owner)))
+                async with asyncio.timeout(_take_over_seconds(round_)):
+                    await round_.unless_lost(who, _fetch(round_, who, round_.missing(owner)))
             except RemoteError as error:
                 round_.hear(who, error)  # the next in the order
+            except TimeoutError:
+                round_.host.log.add("late", "its take-over of a share took too long", who)
     if round_.missing(owner):
         raise failed(round_, f"nobody is left to reduce the share of {round_.group.members[owner][:8]}")
 
 
+def _take_over_seconds(round_: Round) -> float:
+    return max(TAKE_OVER_SECONDS, 3 * (round_.host.clock.now() - round_.started_at))
+
+
 async def reduce_anew(round_: Round, reducer: Reducer, owner: int) -> None:
     """Reduce what is missing of another's share, from the values of all who live."""
-    if round_.me == owner or round_.me not in round_.order(owner):
+    if round_.state == FAILED or round_.me == owner or round_.me not in round_.order(owner):
         return
     indices = [index for index in round_.missing(owner) if not reducer.reducing(index)]
     if not indices:
@@ -84,11 +93,15 @@ async def _pull(round_: Round, reducer: Reducer, who: str, indices: list[int]) -
                     if given.mass > 0:
                         reducer.contribute(who, index, round_.read_values(index, payload))
 
+    limit = _take_over_seconds(round_) / 2  # those who wait for us wait longer
     try:
-        await round_.unless_lost(who, parts())
+        async with asyncio.timeout(limit):
+            await round_.unless_lost(who, parts())
     except RemoteError as error:
         round_.hear(who, error)
         reducer.leave_out(who, str(error), indices)
+    except TimeoutError:
+        reducer.leave_out(who, f"late: it did not give its values within {limit:.1f} s", indices)
 
 
 async def _fetch(round_: Round, who: str, indices: list[int], *, closing: bool = False) -> None:

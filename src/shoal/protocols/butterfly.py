@@ -35,7 +35,10 @@ from shoal.tensors.flat import Vectors, as_bytes
 
 REDUCERS_WATCH_SECONDS = 0.5
 LATE_REDUCER_SECONDS = 5.0
-"""A reducer is given up when it would end this much after the group's median, and beyond 3 x of it."""
+"""A reducer is given up when it would end this much after the group's median, and beyond 3 x of it.
+
+Nobody is judged earlier than that: it may itself still wait for a sender that it is about to leave out.
+"""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ async def _lose_late_reducers(round_: Round) -> None:
     host = round_.host
     started_at = looked_at = host.clock.now()
     owners = [number for number in dict.fromkeys(round_.owners) if number != round_.me]
+    ended: dict[int, float] = {}
     while any(round_.missing(number) for number in owners):
         try:
             async with asyncio.timeout(REDUCERS_WATCH_SECONDS):
@@ -254,17 +258,21 @@ async def _lose_late_reducers(round_: Round) -> None:
         except TimeoutError:
             now = host.clock.now()
             if now - looked_at > REDUCERS_WATCH_SECONDS + STALL_SECONDS:
-                started_at = now  # our own stall is no lateness of theirs
-            for number, reason in _late_reducers(round_, owners, now, started_at):
+                started_at, ended = now, {}  # our own stall is no lateness of theirs
+            for number, reason in _late_reducers(round_, owners, ended, now, started_at):
                 round_.lose(round_.group.members[number], f"late: {reason}")
         looked_at = host.clock.now()
 
 
-def _late_reducers(round_: Round, owners: list[int], now: float, started_at: float) -> list[tuple[int, str]]:
+def _late_reducers(
+    round_: Round, owners: list[int], ended: dict[int, float], now: float, started_at: float
+) -> list[tuple[int, str]]:
+    """`ended`: after how many seconds a share was seen to be whole; for the others their end is predicted."""
     elapsed = now - started_at
     shares = {number: round_.owned_by(number) for number in owners}
     held = {number: len(share) - len(round_.missing(number)) for number, share in shares.items()}
-    ends = {number: elapsed * len(shares[number]) / count for number, count in held.items() if count}
+    ended |= {number: elapsed for number in owners if number not in ended and held[number] == len(shares[number])}
+    ends = {number: elapsed * len(shares[number]) / count for number, count in held.items() if count} | ended
     limit = max(3 * median(ends.values()), median(ends.values()) + LATE_REDUCER_SECONDS) if len(ends) > 2 else None
     late = []
     for number in owners:
@@ -274,6 +282,6 @@ def _late_reducers(round_: Round, owners: list[int], now: float, started_at: flo
         silent = now - max(started_at, remote.bulk.last_heard)
         if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
-        elif limit is not None and ends.get(number, 0.0) > limit:
+        elif limit is not None and elapsed > LATE_REDUCER_SECONDS and ends.get(number, elapsed) > limit:
             late.append((number, "it would take more than 3 x the group's median"))
     return late

@@ -98,16 +98,17 @@ class Meetings:
                 notice()
         return Done()
 
-    async def meet(self, key: str, most: int, here: Here) -> Roll:
+    async def meet(self, key: str, most: int, here: Here, timeout_seconds: float) -> Roll:
         """The group of those who meet at this key now. Raises NobodyThere or RoundError."""
         meet = Meet(key, most, here)
-        limit = here.patience_seconds + ANSWER_SECONDS
+        until = self._host.clock.now() + min(timeout_seconds, here.patience_seconds + ANSWER_SECONDS)
         while True:
             candidates = self._register.everybody(TRAINING)
             if len(candidates) < 2:
                 raise NobodyThere("no other peer takes part in averagings now")
             charter = self._members.charter
             point = collector_of(charter.charter_id if charter else "", f"meeting {key}", 0, candidates)
+            limit = max(0.0, until - self._host.clock.now())
             try:
                 async with asyncio.timeout(limit):
                     if point == self._host.peer_id:

@@ -58,6 +58,7 @@ class Round:
         shares = shares_by_bandwidth(group.bandwidths)
         owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
         self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
+        self.started_at = host.clock.now()
         self.me = group.members.index(host.peer_id)
         self.parts: list[Part] = [part for share in owned for part in share]
         self.owners = [number for number, share in enumerate(owned) for _ in share]

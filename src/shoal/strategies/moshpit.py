@@ -114,23 +114,28 @@ class Moshpit:
         if meetings.key is None:
             meetings.key = initial_key(peer.id, self.group_size, self.plain_rounds - 1)
         reports: list[RoundReport] = []
-        failures: list[str] = []
+        failures: list[RoundError | NobodyThere] = []
         roll: Roll | None = None
         for round_index in range(self.plain_rounds):
-            seconds = max(0.1, until - peer.clock.now()) / (self.plain_rounds - round_index)
+            now = peer.clock.now()
+            seconds = max(0.1, until - now) / (self.plain_rounds - round_index)
             here = Here(PLAIN, number, 1.0, peer.bandwidth(), shapes, min(self.window_seconds, seconds / 2))
             try:
-                roll = await meetings.meet(f"{number}.{round_index} {meetings.key}", self.group_size, here)
-                result = await self._round(peer, whole_group(roll, round_index), vectors, peer.id, 1.0, seconds)
+                roll = await meetings.meet(f"{number}.{round_index} {meetings.key}", self.group_size, here, seconds)
+                left = max(0.1, now + seconds - peer.clock.now())
+                result = await self._round(peer, whole_group(roll, round_index), vectors, peer.id, 1.0, left)
             except (NobodyThere, RoundError) as error:
-                failures.append(error.reason if isinstance(error, RoundError) else str(error))
+                failures.append(error)
                 continue  # theta stays, the key stays: it costs one group one round
             vectors = result.vectors
             meetings.key = next_key(meetings.key, roll.roll_id, roll.members, peer.id, self.group_size)
             reports.append(result.report)
+        reasons = tuple(error.reason if isinstance(error, RoundError) else str(error) for error in failures)
         if roll is None or not reports:
-            raise RoundError("; ".join(failures), number)
-        return Outcome(vectors, roll, self.plain_rounds, tuple(reports), tuple(failures), exact=False)
+            if all(isinstance(error, NobodyThere) for error in failures):
+                raise failures[-1]
+            raise RoundError("; ".join(reasons), number)
+        return Outcome(vectors, roll, self.plain_rounds, tuple(reports), reasons, exact=False)
 
 
 def group_in_round(roll: Roll, dims: tuple[int, ...], round_index: int, number: int) -> Group:
