@@ -13,9 +13,9 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-
 from crowd import call_for_average, crowd, next_collector, now
 from on_demand import average_on_demand, inputs_of
+
 from shoal.planning.grid import grid_groups, plan_grid
 from shoal.protocols.outcome import Outcome
 from shoal.sim import SimPeer, World
