@@ -203,8 +203,7 @@ class RollBook:
     async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
-        for peer_id in self._participants(series):
-            self._host.tell(peer_id, Invite(series, number))
+        invited: dict[str, None] = {}
         self._hear_invitation(series, number, self._host.peer_id)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
@@ -212,6 +211,10 @@ class RollBook:
         try:
             async with asyncio.timeout(patience_seconds):
                 while not (roll.superseded or self._awaited(series, number) <= roll.callers.keys()):
+                    for peer_id in self._participants(series):  # who begins to train meanwhile, too
+                        if peer_id not in invited:
+                            self._host.tell(peer_id, Invite(series, number))
+                            invited[peer_id] = None
                     roll.changed.clear()
                     await roll.changed.wait()
         except TimeoutError:
