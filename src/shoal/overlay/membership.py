@@ -138,6 +138,10 @@ class Membership:
         """The other live trainers (in a state), by id."""
         return {peer_id: record for peer_id, record in self.with_me(state).items() if peer_id != self.me.peer_id}
 
+    def places(self) -> dict[str, list[str]]:
+        """Where this peer and the others listen, by id."""
+        return {peer_id: record.endpoints for peer_id, record in {self.me.peer_id: self.me, **self.members}.items()}
+
     def update(self, **changes: object) -> None:
         """Change this peer's own record; a changed state is told at once, the rest with the next status.
 

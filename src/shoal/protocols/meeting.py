@@ -28,6 +28,7 @@ from shoal.protocols.roll_record import (
     Roll,
     check_here,
     close_roll,
+    learn_places,
     makes_sense,
     outcome_of,
 )
@@ -122,6 +123,7 @@ class Meetings:
             except ProtocolError as error:
                 raise RoundError(f"meeting point {point[:8]}: {error}", here.number) from None
             if makes_sense(roll, self._host.peer_id) and len(roll.members) <= most and roll.number == here.number:
+                learn_places(self._host, roll)
                 return roll
             raise RoundError(f"meeting point {point[:8]} sent a group that makes no sense", here.number)
 
@@ -165,5 +167,5 @@ class Meetings:
         for group in range(groups):
             group_id = self._host.random.randbytes(16).hex()
             members = {peer_id: gathering.callers[peer_id] for peer_id in callers[group::groups]}
-            outcome |= close_roll(group_id, PLAIN, number, members)
+            outcome |= close_roll(group_id, PLAIN, number, members, self._members.places())
         gathering.closed.set_result(outcome)

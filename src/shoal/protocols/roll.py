@@ -34,6 +34,7 @@ from shoal.protocols.roll_record import (
     Roll,
     check_here,
     close_roll,
+    learn_places,
     makes_sense,
     number_in,
     outcome_of,
@@ -126,6 +127,7 @@ class RollBook:
             else:
                 if makes_sense(roll, self._host.peer_id):
                     self._note(series, number)
+                    learn_places(self._host, roll)
                     return roll
                 failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
@@ -227,7 +229,8 @@ class RollBook:
         self._closed[series] = max(number, self._closed.get(series, 0))
         self._note(series, number)
         callers = {peer_id: here for peer_id, here in roll.callers.items() if self._is_live(peer_id)}
-        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers))
+        roll_id = self._host.random.randbytes(16).hex()
+        roll.closed.set_result(close_roll(roll_id, series, number, callers, self._members.places()))
 
     # -- both
 

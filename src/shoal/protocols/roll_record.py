@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from shoal.core.errors import NobodyThere, ProtocolError, RefusedError, RoundError, TensorError
+import msgspec
+
+from shoal.core.address import MAX_ENDPOINTS, parse_endpoint
+from shoal.core.errors import AddressError, NobodyThere, ProtocolError, RefusedError, RoundError, TensorError
 from shoal.net.envelope import Message
+from shoal.net.host import Host
 from shoal.tensors.flat import Shapes, check_shapes
 
 TRAIN, CALL, PLAIN = "train", "call", "plain"
@@ -25,7 +29,10 @@ class Here(Message, frozen=True):
 
 
 class Roll(Message, frozen=True):
-    """Who takes part in one averaging, in order. Everything later follows from it by pure functions."""
+    """Who takes part in one averaging, in order. Everything later follows from it by pure functions.
+
+    `places`: where each of them listens, for those who have not met it yet.
+    """
 
     roll_id: str
     series: str
@@ -33,6 +40,7 @@ class Roll(Message, frozen=True):
     members: list[str]
     weights: list[float]
     bandwidths: list[float | None]
+    places: list[list[str]] = msgspec.field(default_factory=list)
 
 
 class Invite(Message, frozen=True):
@@ -58,10 +66,26 @@ def makes_sense(roll: Roll, me: str) -> bool:
         me in roll.members
         and len(set(roll.members)) == len(roll.members) == len(roll.weights) == len(roll.bandwidths)
         and all(0 <= figure <= MAX_FIGURE for figure in figures)
+        and len(roll.places) in (0, len(roll.members))
+        and all(len(places) <= MAX_ENDPOINTS for places in roll.places)
     )
 
 
-def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Here]) -> dict[str, Roll | RefusedError]:
+def learn_places(host: Host, roll: Roll) -> None:
+    """Where those members listen that this peer has never heard of: it will meet some of them in a group."""
+    for peer_id, texts in zip(roll.members, roll.places, strict=False):
+        known = host.remotes.get(peer_id)
+        if peer_id == host.peer_id or (known and known.endpoints):
+            continue
+        try:
+            host.know(peer_id, [parse_endpoint(text) for text in texts])
+        except AddressError as error:
+            host.log.add("refused", str(error), peer_id)
+
+
+def close_roll(
+    roll_id: str, series: str, number: int, callers: Mapping[str, Here], places: Mapping[str, Sequence[str]]
+) -> dict[str, Roll | RefusedError]:
     """The record for each caller. Whoever came with other shapes than most is told where they differ."""
     by_shapes: dict[str, list[str]] = {}
     for peer_id, here in sorted(callers.items()):
@@ -77,6 +101,7 @@ def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Her
         roll = Roll(
             roll_id, series, number, members,
             [callers[peer_id].weight for peer_id in members], [callers[peer_id].bandwidth for peer_id in members],
+            [list(places.get(peer_id, ())) for peer_id in members],
         )  # fmt: skip
         return outcome | dict.fromkeys(members, roll)
     alone = members[0]
