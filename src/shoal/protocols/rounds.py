@@ -19,6 +19,7 @@ from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
 from shoal.protocols.roll_record import PLAIN
 from shoal.protocols.round_record import (
     CLOSED,
+    DUPLICATE,
     LEFT_OUT,
     STRANGER,
     AskVersions,
@@ -105,6 +106,10 @@ class Rounds:
 
     async def _reduce(self, stream: Stream, begin: Begin) -> None:
         round_, reducer = await self._find(stream.peer_id, begin.where)
+        if stream.peer_id in reducer.begun:
+            self.dropped["a second stream of one member"] += 1
+            raise RefusedError("this member has a stream in this round already", DUPLICATE)
+        reducer.begun[stream.peer_id] = None
         reducer.claim(stream.peer_id, begin.source, begin.mass)
         wholly = False
         try:
