@@ -15,12 +15,22 @@ import pytest
 import torch
 
 from group import Member, average, members
-from shoal.core.errors import RemoteError
 from shoal.core.loop import run_virtual
 from shoal.net.envelope import Done, Message
 from shoal.net.stream import Stream
+from shoal.protocols.butterfly import RoundResult, butterfly
 from shoal.protocols.outcome import Outcome
-from shoal.protocols.round_record import AskVersions, Begin, PartMeanSent, PartSent, Recover, VersionsHeld, Where
+from shoal.protocols.roll_record import Roll
+from shoal.protocols.round_record import (
+    AskVersions,
+    Begin,
+    PartMeanSent,
+    PartSent,
+    Recover,
+    VersionsHeld,
+    Where,
+    whole_group,
+)
 from shoal.tensors.flat import Vectors, as_bytes
 
 HONEST, SIZE, PART_BYTES = 4, 5000, 1 << 11
@@ -48,7 +58,7 @@ def attacked(
         async with members(HONEST + 1) as group:
             prepare(group[HOSTILE])
             attacking = asyncio.create_task(attack(group))
-            bandwidths = [None] * HONEST + [None if has_share else 0.0]
+            bandwidths = [1e6] * HONEST + [1e6 if has_share else 0.0]
             outcomes = await average(
                 group, inputs(), WEIGHTS, bandwidths, part_bytes=PART_BYTES, absent=[HOSTILE], timeout_seconds=20
             )
@@ -132,8 +142,8 @@ def test_parts_of_other_shares_are_counted_and_change_nothing() -> None:
 # ---------------------------------------------------------------- as a reducer
 
 
-def mean_sent(index: int, **changes: Any) -> PartMeanSent:
-    fields = {"index": index, "attempt": 0, "digest": DIGEST, "weight": 12.0, "contributors": [0, 1, 2, 3, 4]}
+def mean_sent(**changes: Any) -> PartMeanSent:
+    fields = {"index": FIRST_OF_SHARE, "attempt": 0, "digest": DIGEST, "weight": 12.0, "contributors": [0, 1, 2, 3, 4]}
     return PartMeanSent(**(fields | changes))
 
 
@@ -166,7 +176,7 @@ def test_a_reducer_of_nonsense_is_replaced(what: str) -> None:
     changes, payload = BAD_MEANS[what]
 
     async def reduce(stream: Stream, begin: Begin) -> None:
-        await stream.send(mean_sent(FIRST_OF_SHARE, **changes), payload)
+        await stream.send(mean_sent(**changes), payload)
         await asyncio.sleep(1)
 
     outcomes, _ = attacked(lambda hostile: hostile.host.serve_stream(Begin, reduce), nothing, has_share=True)
@@ -219,17 +229,20 @@ def test_streams_that_come_before_the_round_is_open_wait_for_it(late_seconds: fl
 
     async def main() -> None:
         async with members(HONEST) as group:
-            given = inputs()[:HONEST]
-            slow = group[2].rounds.open
+            ids = [member.host.peer_id for member in group]
+            roll = Roll("a roll", "call", 1, ids, WEIGHTS[:HONEST], [None] * HONEST)
 
-            def opened(*args: Any) -> None:
-                slow(*args)
+            async def one(number: int) -> RoundResult:
+                await asyncio.sleep(late_seconds if number == 2 else 0.0)
+                return await butterfly(
+                    group[number].rounds, whole_group(roll), inputs()[number], source=ids[number],
+                    mass=WEIGHTS[number], part_bytes=PART_BYTES, timeout_seconds=20,
+                )  # fmt: skip
 
-            group[2].rounds.open = opened  # type: ignore[method-assign]
-            outcomes = await average(group, given, WEIGHTS[:HONEST], [None] * HONEST, part_bytes=PART_BYTES)
-            assert all(isinstance(outcome, Outcome) and outcome.exact for outcome in outcomes)
+            results = await asyncio.gather(*map(one, range(HONEST)))
+            assert all(result.mass == pytest.approx(sum(WEIGHTS[:HONEST]), rel=1e-12) for result in results)
+            assert all(set(result.report.contributed) == set(ids) for result in results)
+            assert len({result.vectors[0].numpy().tobytes() for result in results}) == 1
+            assert not any(member.rounds.dropped for member in group)
 
     run_virtual(main(), limit_seconds=100)
-
-
-__all__ = ["RemoteError"]

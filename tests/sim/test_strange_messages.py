@@ -58,7 +58,7 @@ Disturbance = Callable[[list[Member]], Awaitable[None]]
 
 
 def disturbed(work: Disturbance | None, at_seconds: float = 0.0, *, fails: bool = True) -> Run:
-    """A round of the four, during which (or before, or after) `work` goes on; it must end in a refusal if it `fails`."""
+    """A round of the four; `work` goes on before, in, or after it, and may end in a refusal if it `fails`."""
 
     async def main() -> Run:
         async with members(HONEST + 1) as group:
