@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.errors import ProtocolError
 from shoal.planning.lateness import predicted_stragglers
-from shoal.protocols.round_state import Held, Round, held_as
+from shoal.protocols.round_state import FAILED, Held, Round, held_as
 from shoal.tensors.mixing import PartMean
 
 WATCH_SECONDS, STALL_SECONDS = 0.1, 0.5
@@ -123,6 +123,8 @@ class Reducer:
 
     def _finish(self, indices: list[int]) -> None:
         """Hold the mean of each of these parts that nobody is waited for any more."""
+        if self._round.state == FAILED:
+            return  # what still comes to a take-over changes nothing
         for index in indices:
             reduction = self._reductions.get(index)
             if reduction is not None and not reduction.waiting:
