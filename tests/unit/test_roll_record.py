@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.core.errors import RefusedError
@@ -15,7 +16,7 @@ def here(shapes=SMALL, weight=1.0) -> Here:
 
 
 def close(**callers) -> dict:
-    return close_roll("id", TRAIN, 5, callers, {})
+    return close_roll("id", TRAIN, 5, callers, {peer_id: [f"{peer_id}:1"] for peer_id in callers})
 
 
 def test_all_callers_get_one_record_in_the_order_of_their_ids() -> None:
@@ -23,6 +24,7 @@ def test_all_callers_get_one_record_in_the_order_of_their_ids() -> None:
     assert outcome["a"] is outcome["b"] is outcome["c"]
     assert outcome["a"].members == ["a", "b", "c"]
     assert outcome["a"].weights == [1.0, 2.0, 0.0]
+    assert outcome["a"].places == [["a:1"], ["b:1"], ["c:1"]]
 
 
 def test_whoever_calls_alone_is_told_so() -> None:
@@ -58,6 +60,8 @@ def roll(members=("a", "b"), weights=(1.0, 2.0), bandwidths=(None, 5.0)) -> Roll
         roll(members=("b", "c")),
         roll(members=("a", "a")),
         roll(weights=(1.0,)),
+        msgspec.structs.replace(roll(), places=[["a:1"]]),
+        msgspec.structs.replace(roll(), places=[["a:1"] * 100, []]),
         roll(weights=(1.0, -1.0)),
         roll(weights=(1.0, float("nan"))),
         roll(bandwidths=(None, float("inf"))),

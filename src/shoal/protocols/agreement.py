@@ -193,5 +193,7 @@ async def _fetch_lower(round_: Round, lowest: Versions, lists: dict[str, Version
             continue
         try:
             await round_.unless_lost(who, _fetch(round_, who, lower, closing=True))
+        except ProtocolError as error:
+            round_.lose(who, f"it does not give what it listed: {error}")
         except RemoteError as error:
             round_.hear(who, error)

@@ -46,6 +46,7 @@ class Reducer:
         self._share_set = frozenset(self.share)
         self.delivered = dict.fromkeys(self._expected, 0)
         self.left_out: dict[str, str] = {}
+        self.begun: dict[str, None] = {}
         self.unserved = {who: math.inf for who in group.members if who != self._host.peer_id and self.share}
         round_.on_lost.append(self.leave_out)
         self.claim(self._host.peer_id, round_.source, round_.mass)

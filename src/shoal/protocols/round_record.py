@@ -8,8 +8,8 @@ from functools import cached_property
 from shoal.net.envelope import Message
 from shoal.protocols.roll_record import Roll
 
-LEFT_OUT, FAILED, CLOSED, STRANGER = "left out", "round failed", "round closed", "stranger"
-"""Codes of refusals: you are lost here; this member's round failed; it is long over; you are not in it."""
+LEFT_OUT, FAILED, CLOSED, STRANGER, DUPLICATE = "left out", "round failed", "round closed", "stranger", "duplicate"
+"""Codes of refusals: you are lost here; this member's round failed; it is long over; you are not in it; not twice."""
 
 
 class Where(Message, frozen=True):

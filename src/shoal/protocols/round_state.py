@@ -166,8 +166,11 @@ class Round:
         index, weight = message.index, message.weight
         if not 0 <= weight <= self.group.most_mass or not 0 <= message.attempt < len(self.group.members):
             raise ProtocolError(f"mean {index} of weight {weight} in attempt {message.attempt}")
-        if len(message.digest) != DIGEST_BYTES or len(message.contributors) > len(self.group.members):
-            raise ProtocolError(f"mean {index} has no digest, or more contributors than members")
+        contributors, members = message.contributors, range(len(self.group.members))
+        if len(message.digest) != DIGEST_BYTES or len(set(contributors)) < len(contributors):
+            raise ProtocolError(f"mean {index} has no digest, or a contributor twice")
+        if not all(number in members for number in contributors):
+            raise ProtocolError(f"mean {index} has contributors that are no members")
         values = None
         if weight > 0:
             values = self.read_values(index, payload)

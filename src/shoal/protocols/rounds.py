@@ -20,6 +20,7 @@ from shoal.protocols.reducer import BEGIN_SECONDS, Reducer
 from shoal.protocols.roll_record import PLAIN
 from shoal.protocols.round_record import (
     CLOSED,
+    DUPLICATE,
     LEFT_OUT,
     STRANGER,
     AskVersions,
@@ -123,6 +124,10 @@ class Rounds:
         ours = self.last(begin.where.series)
         if ours and begin.last and ours.where == begin.last.where and ours.versions != begin.last.versions:
             self.host.log.add("warning", "its last averaging ended with other values than ours", stream.peer_id)
+        if stream.peer_id in reducer.begun:
+            self.dropped["a second stream of one member"] += 1
+            raise RefusedError("this member has a stream in this round already", DUPLICATE)
+        reducer.begun[stream.peer_id] = None
         reducer.claim(stream.peer_id, begin.source, begin.mass)
         wholly = False
         try:
