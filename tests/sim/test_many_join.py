@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from crowd import now
 
+from group import members
+from shoal.core.loop import run_virtual
 from shoal.protocols.history import Averaging
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.moshpit import Moshpit
@@ -72,6 +75,19 @@ def test_all_who_join_at_once_are_in_the_first_roll_within_3_seconds(seed: int) 
             assert all(peer.peer.history.applied_count == 1 for peer in peers)
 
     World(seed=seed).run(scenario)
+
+
+def test_a_group_that_comes_all_at_once_passes_the_door() -> None:
+    """70 members that have never met: each opens a link to one of them in the same moment, and a stream."""
+
+    async def main() -> None:
+        count = 70
+        async with members(count, strangers=set(itertools.combinations(range(count), 2))) as group:
+            first = group[0].host
+            met = [member.host.link(first.endpoints, first.peer_id) for member in group[1:] for _ in range(2)]
+            assert await asyncio.gather(*met) == [first.peer_id] * 2 * (count - 1)
+
+    run_virtual(main(), limit_seconds=60)
 
 
 def met_all(peer: SimPeer) -> bool:
