@@ -15,8 +15,10 @@ from shoal.net.identity import Identity
 
 HANDSHAKE_SECONDS = 5.0
 DIAL_SECONDS = 5.0
-MAX_STRANGERS = 64
-"""Connections that may stand in the door at once; more are closed unread."""
+MAX_STRANGERS = 2048
+"""Connections that may stand in the door at once; more are closed unread, and whoever opened one counts as lost there.
+
+All members of a group open a link and a stream in the same moment, and a group may have 1024."""
 
 
 class Door:
