@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 import torch
-from group import Member, members
 
+from group import Member, members
 from shoal.core.loop import run_virtual
 from shoal.protocols.butterfly import RoundResult, butterfly
 from shoal.protocols.roll_record import Roll
