@@ -91,6 +91,9 @@ class Reducer:
             self._round.dropped["a duplicate part" if twice else "a part that nobody waits for"] += 1
             return
         source, mass = self._claims[sender]
+        if source in reduction.sources:  # it claims another source than it began with
+            self._stop_waiting(sender, [index])
+            return
         if not reduction.mean.add(values, mass):
             self.leave_out(sender, "its values are not finite")
             return
@@ -167,15 +170,16 @@ class Reducer:
     def clean(self) -> bool:
         """Every part is its owner's own, nobody was lost, and those who keep up have fetched this share.
 
-        Then nobody holds a lower version of anything, and whoever fetched has not gone on without this peer.
+        Then nobody holds a lower version of anything, and whoever fetched has not gone on without this peer. Who said
+        goodbye does not count: it may have all it wanted, and have ended before its receipt came.
         """
         round_ = self._round
         others = len(round_.group.members) - 1
         return (
             all(attempt == 0 for attempt, _ in round_.versions())
-            and not (round_.lost or round_.broke_off or round_.cut_off)
+            and not ((round_.lost.keys() | round_.broke_off.keys()) - round_.left.keys() or round_.cut_off)
             and not any(self._keeps_up(who) for who in self.unserved)
-            and (others == 0 or not self.share or len(self.unserved) < others)
+            and (others == 0 or not self.share or bool(round_.left) or len(self.unserved) < others)
         )
 
     def serving(self, who: str) -> None:

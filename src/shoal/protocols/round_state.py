@@ -66,6 +66,7 @@ class Round:
         self.state = OBTAINING
         self.lists: list[Versions] = []
         self.lost: dict[str, str] = {}
+        self.left: dict[str, None] = {}  # those of the lost who said goodbye
         self.broke_off: dict[str, None] = {}
         self.dropped = dropped
         self.on_lost: list[Callable[[str, str], None]] = []
@@ -98,11 +99,16 @@ class Round:
         """The members that are not lost, but this one."""
         return [who for who in self.group.members if who != self.host.peer_id and who not in self.lost]
 
-    def lose(self, who: str, reason: str) -> None:
-        """This member is out of the round, here, whatever becomes of it: its connection broke, or it is too late."""
+    def lose(self, who: str, reason: str, *, politely: bool = False) -> None:
+        """This member is out of the round, here, whatever becomes of it: its connection broke, or it is too late.
+
+        `politely`: it said goodbye, over a connection that stood: so it is not this peer that was cut off.
+        """
         if who in self.lost or who not in self.group.members or who == self.host.peer_id:
             return
         self.lost[who] = reason
+        if politely:
+            self.left[who] = None
         self._losing.setdefault(who, asyncio.Event()).set()
         for notice in self.on_lost:
             notice(who, reason)

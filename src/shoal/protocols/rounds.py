@@ -81,7 +81,7 @@ class Rounds:
         if reason == PARTED:
             return  # a new link is made when it is needed
         for round_, _ in self._rounds.values():
-            round_.lose(who, "it left" if polite else reason)
+            round_.lose(who, "it left" if polite else reason, politely=polite)
 
     async def _find(self, who: str, where: Where) -> tuple[Round, Reducer]:
         """The round that a member means; waits a little where this peer is not yet there. Raises RefusedError."""
