@@ -26,7 +26,7 @@ class Result:
 def shares(bandwidths: list[float | None]) -> np.ndarray:
     """w_i(T) = max(0, (T b_i - 1) / (n - 2)), T bisected until they sum to 1; unknown = mean of known; b = 0: none."""
     known = [b for b in bandwidths if b is not None]
-    unknown = np.mean(known) if known else 1.0
+    unknown = np.mean(known) if any(known) else 1.0
     b = np.array([unknown if x is None else x for x in bandwidths], dtype=float)
     n = len(b)
     if not b.any():

@@ -140,8 +140,11 @@ def whom_all_ask(group: list[Node], series: str, way: str) -> int:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_check_18_a_silent_reducer_is_given_up_and_the_others_have_a_result(way) -> None:
-    """Not only in time: what the silent one would have reduced is taken over. In a grid one peer may fail for it: who
-    is in a group of two with the silent one, and comes to the next round when its members have gone on."""
+    """Not only in time: what the silent one would have reduced is taken over.
+
+    In a grid one peer may fail for it: who shares a group of two with the silent one, and comes to the next round
+    when its members have gone on.
+    """
     strategy, series = WAYS[way]
 
     async def main() -> None:

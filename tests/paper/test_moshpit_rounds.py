@@ -42,7 +42,7 @@ def values(count: int, size: int, seed: int) -> np.ndarray:
 
 def test_check_12_in_a_group_of_32_each_member_sends_and_receives_2_s_times_31_over_32() -> None:
     async def main() -> None:
-        rows = values(32, 1 << 19, 12)
+        rows = values(32, 1 << 17, 12)
         async with members(32) as group:
             before = np.array([member.traffic for member in group])
             vectors = [(torch.from_numpy(row), torch.empty(0, dtype=torch.float64)) for row in rows]

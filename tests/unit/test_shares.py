@@ -129,7 +129,7 @@ def test_small_groups(bandwidths, shares) -> None:
         ([None, 2.0, 4.0], [3.0, 2.0, 4.0]),
         ([None, 2.0, None, 4.0], [3.0, 2.0, 3.0, 4.0]),
         ([None, 0.0, 4.0, 4.0], [8 / 3, 0.0, 4.0, 4.0]),
-        ([None, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        ([None, 0.0, 0.0], [1.0, 0.0, 0.0]),
     ],
 )
 def test_an_unknown_bandwidth_counts_as_the_mean_of_the_known_ones(bandwidths, as_if) -> None:

@@ -16,13 +16,13 @@ NEGLIGIBLE = 1e-9
 def shares_by_bandwidth(bandwidths: Sequence[float | None]) -> list[float]:
     """Shares w_i >= 0 with sum 1 that minimise max_i (1 + (n-2) w_i) / b_i; w_i = 0 where b_i = 0.
 
-    `bandwidths`: bytes per second; None is unknown and counts as the mean of the known ones.
+    `bandwidths`: bytes per second; None is unknown and counts as the mean of the known ones (if any is above 0).
     The level T of the slowest time solves sum_i max(0, (T b_i - 1) / (n - 2)) = 1; the left side is piecewise linear
     and rising, so it is solved exactly over the members sorted by bandwidth. For n <= 2 every split is optimal: equal.
     """
     n = len(bandwidths)
     known = [b for b in bandwidths if b is not None]
-    fallback = sum(known) / len(known) if known else 1.0
+    fallback = sum(known) / len(known) if any(known) else 1.0
     rates = [fallback if b is None else float(b) for b in bandwidths]
     if n == 0 or not any(r > 0 for r in rates):
         return [1.0 / n] * n if n else []

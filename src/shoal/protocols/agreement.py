@@ -24,7 +24,7 @@ from shoal.protocols.round_state import CLOSING, DIGEST_BYTES, FAILED, Round
 
 TAKE_OVER_SECONDS = 6.0
 """A take-over may take this long, or 3 x what the round took until then: it is about as much work again."""
-LIST_SECONDS = ANSWER_SECONDS = 10.0
+LIST_SECONDS, ANSWER_SECONDS = 15.0, 10.0
 """How long a live member may take until it holds every part, before the others close without it; and for one part."""
 
 

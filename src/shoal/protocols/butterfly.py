@@ -23,12 +23,13 @@ import asyncio
 from dataclasses import dataclass
 from statistics import median
 
-from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
+from shoal.core.errors import PeerLost, ProtocolError, RemoteError, RoundError
+from shoal.core.gauges import LONGEST_PATIENCE_SECONDS
 from shoal.core.tasks import contained, first_of, root_cause
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import close, failed, take_over
 from shoal.protocols.reducer import BEGIN_SECONDS, STALL_SECONDS, Reducer
-from shoal.protocols.round_record import LEFT_OUT, Begin, Ended, Group, PartMeanSent, PartSent
+from shoal.protocols.round_record import Begin, Ended, Group, PartMeanSent, PartSent
 from shoal.protocols.round_state import Round
 from shoal.protocols.rounds import Rounds
 from shoal.tensors.flat import Vectors, as_bytes
@@ -213,8 +214,8 @@ async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ende
         if not isinstance(cause, RemoteError):
             raise cause from None
         round_.hear(who, cause)
-        if isinstance(cause, RefusedError) and cause.code == LEFT_OUT:
-            raise failed(round_, round_.cut_off) from None
+    if round_.cut_off:
+        raise failed(round_, round_.cut_off)
     if round_.missing(number):
         await take_over(round_, reducer, number)
 
@@ -280,7 +281,8 @@ def _late_reducers(
         if not round_.missing(number) or remote is None:
             continue
         silent = now - max(started_at, remote.bulk.last_heard)
-        if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
+        senders_patience = BEGIN_SECONDS if round_.group.round_index else LONGEST_PATIENCE_SECONDS
+        if silent > senders_patience + remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
         elif limit is not None and elapsed > LATE_REDUCER_SECONDS and ends.get(number, elapsed) > limit:
             late.append((number, "it would take more than 3 x the group's median"))

@@ -62,6 +62,10 @@ class Round:
         self.me = group.members.index(host.peer_id)
         self.parts: list[Part] = [part for share in owned for part in share]
         self.owners = [number for number, share in enumerate(owned) for _ in share]
+        self._shares: dict[int, list[int]] = {}
+        for index, owner in enumerate(self.owners):
+            self._shares.setdefault(owner, []).append(index)
+        self._missing = {owner: len(share) for owner, share in self._shares.items()}
         self.held: list[Held | None] = [None] * len(self.parts)
         self.state = OBTAINING
         self.lists: list[Versions] = []
@@ -70,6 +74,7 @@ class Round:
         self.broke_off: dict[str, None] = {}
         self.dropped = dropped
         self.on_lost: list[Callable[[str, str], None]] = []
+        self.refused_by: dict[str, None] = {}
         self.cut_off = ""
         self._losing: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -115,22 +120,30 @@ class Round:
         self.change()
 
     def hear(self, who: str, error: RemoteError) -> None:
-        """What a member's refusal means: it left us out, so we are the ones cut off; or its own round is over."""
-        if isinstance(error, RefusedError):
-            if error.code == LEFT_OUT:
-                self.cut_off = self.cut_off or f"{who[:8]} went on without this peer ({error.reason})"
+        """What a member's refusal means for this round.
+
+        It left us out: then it is lost to us. One may be wrong about us: whoever accepts both ends equal with both. If
+        two went on without us, they may end without anybody whom we still reach: we are the ones cut off.
+        """
+        if not isinstance(error, RefusedError):
+            return
+        if error.code == LEFT_OUT:
+            self.refused_by[who] = None
+            if len(self.refused_by) > 1:
+                self.cut_off = f"{len(self.refused_by)} members went on without this peer ({error.reason})"
                 self.change()
-            else:
-                self.lose(who, error.reason)
+        self.lose(who, error.reason)
 
     # -- the parts
 
     def owned_by(self, number: int) -> list[int]:
         """The parts of one member's share."""
-        return [index for index, owner in enumerate(self.owners) if owner == number]
+        return self._shares.get(number, [])
 
     def missing(self, number: int) -> list[int]:
         """The parts of one member's share that are not held here."""
+        if not self._missing.get(number):
+            return []
         return [index for index in self.owned_by(number) if self.held[index] is None]
 
     def order(self, number: int) -> list[int]:
@@ -148,6 +161,7 @@ class Round:
         if self.state != OBTAINING and not fetched:
             self.dropped["a result after closing"] += 1
         elif current is None or held.version < current.version:
+            self._missing[self.owners[index]] -= current is None
             self.held[index] = held
             self.change()
 
