@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
+from shoal.core.gauges import LONGEST_PATIENCE_SECONDS
 from shoal.core.tasks import contained, first_of, root_cause
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import close, failed, take_over
@@ -35,7 +36,8 @@ from shoal.tensors.flat import Vectors, as_bytes
 
 REDUCERS_WATCH_SECONDS = 0.5
 LATE_REDUCER_SECONDS = 5.0
-"""A reducer is given up when it would end this much after the group's median, and beyond 3 x of it."""
+"""A reducer is given up when it would end this much after the group's median, and beyond 3 x of it; never before it
+might be silent as long: whoever stalls for a second has delivered next to nothing, and is done a moment later."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,9 @@ def _late_reducers(round_: Round, owners: list[int], now: float, started_at: flo
     shares = {number: round_.owned_by(number) for number in owners}
     held = {number: len(share) - len(round_.missing(number)) for number, share in shares.items()}
     ends = {number: elapsed * len(shares[number]) / count for number, count in held.items() if count}
-    limit = max(3 * median(ends.values()), median(ends.values()) + LATE_REDUCER_SECONDS) if len(ends) > 2 else None
+    limit = None
+    if len(ends) > 2 and elapsed >= LONGEST_PATIENCE_SECONDS:
+        limit = max(3 * median(ends.values()), median(ends.values()) + LATE_REDUCER_SECONDS)
     late = []
     for number in owners:
         remote = round_.host.remotes.get(round_.group.members[number])
@@ -275,5 +279,6 @@ def _late_reducers(round_: Round, owners: list[int], now: float, started_at: flo
         if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
         elif limit is not None and ends.get(number, 0.0) > limit:
-            late.append((number, "it would take more than 3 x the group's median"))
+            pace = f"{held[number]} of {len(shares[number])} means in {elapsed:.1f} s"
+            late.append((number, f"{pace}, it would take more than 3 x the group's median"))
     return late
