@@ -285,5 +285,6 @@ def _late_reducers(
         if silent > senders_patience + remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
         elif limit is not None and elapsed > LATE_REDUCER_SECONDS and ends.get(number, elapsed) > limit:
-            late.append((number, "it would take more than 3 x the group's median"))
+            pace = f"{held[number]} of {len(shares[number])} means in {elapsed:.1f} s"
+            late.append((number, f"{pace}, it would take more than 3 x the group's median"))
     return late

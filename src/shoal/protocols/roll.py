@@ -111,10 +111,10 @@ class RollBook:
         Raises NobodyThere, TensorError (our shapes are not the others'), or RoundError when the collector was lost.
         """
         until = self._host.clock.now() + timeout_seconds
-        number = lost = 0
+        number = lost = asked = 0
         while True:
-            candidates = self._candidates(series, lost)
-            number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
+            candidates = self._candidates(series, asked)
+            asked = number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
             collector = self._collector(series, number, candidates)
             left = max(0.1, until - self._host.clock.now())
             here = Here(series, number, weight, bandwidth, shapes, left / 2)
@@ -146,11 +146,11 @@ class RollBook:
             self._note(series, number)
             raise failure
 
-    def _candidates(self, series: str, lost: int) -> dict[str, Record]:
-        """Who may collect. `lost`: the number whose collector was lost to this caller, 0 for none."""
+    def _candidates(self, series: str, asked: int) -> dict[str, Record]:
+        """Who may collect. `asked`: the number that this caller called for already, 0 for none."""
         candidates = self._participants(series)
-        if len(candidates) < 2 and lost:
-            raise RoundError("its collector and all others were lost", lost)
+        if len(candidates) < 2 and asked:
+            raise RoundError("all others were lost", asked)
         if len(candidates) < 2:
             raise NobodyThere("no other peer takes part in averagings now")
         return candidates
