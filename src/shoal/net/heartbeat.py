@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Coroutine
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import RemoteError
@@ -12,7 +13,7 @@ from shoal.net.envelope import Ping, encode
 if TYPE_CHECKING:
     from shoal.net.host import Host
 
-HEARTBEAT_SECONDS, SILENT_SECONDS = 0.5, 3.0
+HEARTBEAT_SECONDS, SILENT_SECONDS, SHORTEST_PAUSE_SECONDS = 0.5, 3.0, 0.02
 IDLE_STREAM_SECONDS = 30.0
 
 
@@ -20,7 +21,8 @@ async def heartbeat(host: Host) -> None:
     """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""
     while True:
         woke_at = host.clock.now()
-        await host.clock.sleep(HEARTBEAT_SECONDS)
+        silent_at = min((r.life.last_heard + SILENT_SECONDS for r in host.remotes.values() if r.links), default=inf)
+        await host.clock.sleep(min(HEARTBEAT_SECONDS, max(SHORTEST_PAUSE_SECONDS, silent_at - woke_at)))
         now = host.clock.now()
         stalled = now - woke_at > 2 * HEARTBEAT_SECONDS
         for remote in list(host.remotes.values()):
@@ -28,7 +30,7 @@ async def heartbeat(host: Host) -> None:
                 continue
             if stalled:
                 remote.life.excuse(now)
-            if now - remote.life.last_heard > SILENT_SECONDS:
+            if now - remote.life.last_heard >= SILENT_SECONDS:
                 for link in list(remote.links):
                     link.abort()
                 reason = host.silent[remote.peer_id] = f"silent for {now - remote.life.last_heard:.1f} s"
