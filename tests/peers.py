@@ -21,7 +21,9 @@ from shoal.core.compute import VirtualCompute
 from shoal.core.errors import PeerLost
 from shoal.net.channel import Channel
 from shoal.net.memory import MemoryTransport
-from shoal.overlay.membership import TRAINER, TRAINING, Membership, Record
+from shoal.overlay.member_record import TRAINER, TRAINING, Record
+from shoal.overlay.membership import Membership
+from shoal.overlay.register import Register
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
 from shoal.protocols.roll_record import TRAIN
@@ -53,7 +55,8 @@ async def nodes(
         for number, member in enumerate(group):
             if wall_offsets is not None:
                 member.host.clock = Clock(lambda ahead=wall_offsets[number]: virtual_wall() + ahead)
-            peer = Peer(member.host, Membership(member.host, role=TRAINER), VirtualCompute())
+            known = Membership(member.host, role=TRAINER)
+            peer = Peer(member.host, known, Register(known), VirtualCompute())
             peer.members.update(state=TRAINING)
             found.append(Node(peer, member.transport, {}))
             _watch(found[-1])

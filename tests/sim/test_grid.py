@@ -7,7 +7,7 @@ given, and links are made as the groups form: nobody knows everybody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from crowd import call_for_average, crowd, next_collector, now
 from on_demand import average_on_demand, inputs_of
 
+from shoal.core.errors import PeerLost
 from shoal.planning.grid import grid_groups, plan_grid
 from shoal.protocols.outcome import Outcome
 from shoal.sim import SimPeer, World
@@ -141,13 +142,22 @@ def test_where_nobody_has_weight_every_value_stays(count: int) -> None:
     World(seed=count).run(scenario)
 
 
-def part(one: SimPeer, other: SimPeer, *, knows: bool) -> None:
-    """`one` has no link to the other, does not count it as a member, and does not seek it."""
+def part(one: SimPeer, other: SimPeer, knows: bool) -> Callable[[], None]:
+    """`one` has no link to the other, does not count it as a member, and can't dial it until the answer is called."""
+    host, link = one.peer.host, one.peer.host.link
+
+    async def refuse(endpoints, expected):
+        if expected == other.id:
+            raise PeerLost("not now")
+        return await link(endpoints, expected)
+
+    host.link = refuse
     one.peer.members._redialling[other.id] = None
     one.peer.members.members.pop(other.id, None)
-    one.peer.host.drop(other.id, "they part")
+    host.drop(other.id, "they part")
     if not knows:
-        one.peer.host.remotes.pop(other.id, None)
+        host.remotes.pop(other.id, None)
+    return lambda: setattr(host, "link", link)
 
 
 @pytest.mark.parametrize("knowing", ["both know its place", "one knows it", "nobody knows it"])
@@ -162,11 +172,15 @@ def test_a_peer_averages_with_another_that_it_has_never_met(count: int, knowing:
         collector = next_collector(peers).id
         pair = next([who for who in group if who != collector][:2] for group in groups if len(group) > 2)
         one, other = (next(peer for peer in peers if peer.id == who) for who in pair)
-        part(one, other, knows=not knowing.startswith("nobody"))
-        part(other, one, knows=knowing.startswith("both"))
+        let_dial = [
+            part(one, other, knows=not knowing.startswith("nobody")),
+            part(other, one, knows=knowing.startswith("both")),
+        ]
         await asyncio.sleep(0.5)
         assert not one.peer.host.linked(other.id)
         assert not other.peer.host.linked(one.id)
+        for dial in let_dial:
+            dial()
         inputs, weights = inputs_of(count), random_weights(count)
         began = now()
         outcomes = await averaged(peers, SIX, inputs, weights)

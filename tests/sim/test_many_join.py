@@ -30,9 +30,9 @@ def replica(value: float = 0.0) -> VirtualReplica:
 
 
 def uneven(world: World) -> None:
-    """Connections of 2 to 50 ms one way, drawn from the world's seed."""
+    """Connections of 2 to 20 ms one way, drawn from the world's seed."""
     latencies = Random(world.random.getrandbits(32))
-    world.network.latency_seconds = lambda: latencies.choice([0.002, 0.01, 0.05])
+    world.network.latency_seconds = lambda: latencies.choice([0.002, 0.01, 0.02])
 
 
 async def join_at_once(world: World, strategy: Moshpit, alone_seconds: float) -> tuple[list[SimPeer], float]:

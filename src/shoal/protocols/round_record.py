@@ -39,7 +39,7 @@ class Begin(Message, frozen=True):
     where: Where
     source: str
     mass: float
-    last: Ended | None
+    last: Ended | None = None
 
 
 class PartSent(Message, frozen=True):
