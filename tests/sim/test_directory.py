@@ -37,7 +37,7 @@ def holders(swarm: Swarm, key: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)  # 200 nodes: half a minute on a free machine
-@pytest.mark.parametrize("count", [1, 2, 8, 40, 200])
+@pytest.mark.parametrize("count", [1, 2, 8, 40, pytest.param(200, marks=pytest.mark.acceptance)])
 def test_what_is_stored_lies_at_the_nearest_and_is_found_with_few_calls(count: int) -> None:
     async def scenario(swarm: Swarm) -> None:
         most = REPLICAS + math.ceil(math.log2(count))

@@ -144,7 +144,7 @@ def world_key(number: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("count", "minutes"), [(16, 4), pytest.param(MANY, 30, marks=[pytest.mark.acceptance, pytest.mark.timeout(7200)])]
+    ("count", "minutes"), [(16, 2), pytest.param(MANY, 30, marks=[pytest.mark.acceptance, pytest.mark.timeout(7200)])]
 )
 def test_with_a_tenth_restarting_every_minute_every_wait_ends(count: int, minutes: int, waits: list[Wait]) -> None:
     """Half of them keep their identity. The founder restarts too: its run goes on without it. 64: a random seed."""

@@ -59,7 +59,7 @@ class Membership:
         self._founded = ""  # the charter that this very process completed, with a state of its own
         self.members: dict[str, Record] = {}
         self.met: dict[str, None] = {}
-        self._gone: dict[str, tuple[float, int]] = {}  # who said goodbye, and when in its own count
+        self._gone: dict[str, float] = {}  # who left or was lost, and has not been met again: when it was born
         self._redialling: dict[str, None] = {}
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
@@ -171,6 +171,7 @@ class Membership:
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
+        self._gone.pop(peer_id, None)
         self.directory.meet(peer_id, record.endpoints)
         if known is None:
             self.met[peer_id] = None
@@ -213,16 +214,16 @@ class Membership:
             return
         self.host.log.add("left" if polite else "lost", reason, peer_id)
         self._changed()
-        self._gone[peer_id] = record.born, record.version  # its entry in the register is older than this
+        self._gone[peer_id] = record.born  # the register lists it for a while yet
         if len(self._gone) > MAX_ACQUAINTANCES:
             del self._gone[next(iter(self._gone))]
         if not polite:
             self._redial(peer_id, record.endpoints, REDIAL_SECONDS)
 
     def is_news(self, record: Record) -> bool:
-        """Whether the register may know better: this peer is not here, and has not gone since it said so."""
+        """Whether the register knows better: this peer is not here, and has neither left nor been lost in this life."""
         is_here = record.peer_id == self.me.peer_id or record.peer_id in self.members
-        return not is_here and (record.born, record.version) > self._gone.get(record.peer_id, (0.0, 0))
+        return not is_here and record.born > self._gone.get(record.peer_id, 0.0)
 
     def seek(self, records: list[Record]) -> None:
         """Dial some of these, once each, where there is room for links."""
