@@ -103,6 +103,26 @@ def test_a_death_at_any_moment_leaves_the_others_averaging(seed: int) -> None:
     World(seed=seed, bytes_per_second=1e6).run(scenario)
 
 
+def test_a_newcomer_does_not_wait_for_a_peer_that_died_before_it_came() -> None:
+    """The register lists the dead one for a while yet."""
+
+    async def scenario(world: World) -> None:
+        a, b = await pair(world)
+        dead = await world.start("dead", peers=[a.address], replica=replica())
+        await asyncio.sleep(15)
+        await dead.crash()
+        late = await world.start("late", peers=[b.address], replica=replica())
+        await late.attached.wait()
+        await asyncio.sleep(5)
+        assert late.peer.register.everybody().keys() == {a.id, b.id, late.id}
+        for peer in (a, b, late):
+            times = [entry.at_seconds for entry in list(peer.peer.history.applied)[-4:]]
+            assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 1.5
+            assert len(peer.peer.history.applied[-1].members) == 3
+
+    World(seed=12).run(scenario)
+
+
 def test_a_newcomer_takes_over_the_state_and_does_not_dilute_it() -> None:
     async def scenario(world: World) -> None:
         a, b = await pair(world)

@@ -60,6 +60,9 @@ class Membership:
         self.members: dict[str, Record] = {}
         self.met: dict[str, None] = {}
         self._gone: dict[str, float] = {}  # who left or was lost, and has not been met again: when it was born
+        self._unreached: dict[
+            str, tuple[float, int]
+        ] = {}  # listed, but dialled in vain: birth and version of its record
         self._redialling: dict[str, None] = {}
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
@@ -220,22 +223,37 @@ class Membership:
         if not polite:
             self._redial(peer_id, record.endpoints, REDIAL_SECONDS)
 
-    def is_news(self, record: Record) -> bool:
-        """Whether the register knows better: this peer is not here, and has neither left nor been lost in this life."""
-        is_here = record.peer_id == self.me.peer_id or record.peer_id in self.members
-        return not is_here and record.born > self._gone.get(record.peer_id, 0.0)
+    def is_only_listed(self, record: Record) -> bool:
+        """Whether this peer may live though there is no link to it.
+
+        Not where a link is being tried, nor where it has left or was lost in this life, nor where it could not be
+        reached since it wrote this: whoever lives writes again.
+        """
+        who, written = record.peer_id, (record.born, record.version)
+        is_here = who == self.me.peer_id or who in self.members or who in self._redialling
+        return not is_here and record.born > self._gone.get(who, 0.0) and written > self._unreached.get(who, (0.0, 0))
 
     def seek(self, records: list[Record]) -> None:
         """Dial some of these, once each, where there is room for links."""
         for record in self._chosen(records):
-            self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1])
+            self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1], record)
 
-    def _redial(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
+    def not_reached(self, record: Record) -> None:
+        """This peer did not answer."""
+        self._unreached[record.peer_id] = record.born, record.version
+        if len(self._unreached) > MAX_ACQUAINTANCES:
+            del self._unreached[next(iter(self._unreached))]
+
+    def _redial(
+        self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...], listed: Record | None = None
+    ) -> None:
         if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:
             self._redialling[peer_id] = None
-            self.host.spawn(self._find_again(peer_id, endpoints, pauses), f"find {peer_id[:6]}")
+            self.host.spawn(self._find_again(peer_id, endpoints, pauses, listed), f"find {peer_id[:6]}")
 
-    async def _find_again(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
+    async def _find_again(
+        self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...], listed: Record | None
+    ) -> None:
         """Dial until it answers. Where another answers that nobody knows yet, it restarted there under a new id."""
         attempt = 0
         try:
@@ -259,6 +277,8 @@ class Membership:
             self.host.log.add("refused", str(error), peer_id)
         finally:
             self._redialling.pop(peer_id, None)
+            if listed is not None and peer_id not in self.members:
+                self.not_reached(listed)
 
     # -- the charter
 

@@ -60,7 +60,7 @@ class Register:
         return record if record.peer_id == peer_id else None
 
     def _listed(self) -> dict[str, Record]:
-        return {who: record for who, record in self._page.items() if self._members.is_news(record)}
+        return {who: record for who, record in self._page.items() if self._members.is_only_listed(record)}
 
     def everybody(self, state: str | None = None) -> dict[str, Record]:
         """This peer, the trainers it has a link to, and those that are only listed, by id (in a state)."""
@@ -70,13 +70,13 @@ class Register:
 
     async def reach(self, peer_id: str) -> None:
         """See to it that there is a link to a member that is only listed. Raises PeerLost."""
-        if self._host.linked(peer_id) or peer_id not in self._page:
+        record = self._page.get(peer_id)
+        if record is None or self._host.linked(peer_id):
             return
-        places = self._page[peer_id].endpoints[:MAX_ENDPOINTS]
         try:
-            await self._members.meet([parse_endpoint(text) for text in places], peer_id)
+            await self._members.meet([parse_endpoint(text) for text in record.endpoints[:MAX_ENDPOINTS]], peer_id)
         except ShoalError as error:
-            self._page.pop(peer_id, None)
+            self._members.not_reached(record)
             raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
 
     def hear_where(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]]) -> None:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from shoal.core.errors import PeerLost, ProtocolError, RemoteError, RoundError
-from shoal.core.gauges import LONGEST_PATIENCE_SECONDS
 from shoal.core.tasks import contained, first_of, root_cause
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import close, failed, take_over
@@ -281,8 +280,7 @@ def _late_reducers(
         if not round_.missing(number) or remote is None:
             continue
         silent = now - max(started_at, remote.bulk.last_heard)
-        senders_patience = BEGIN_SECONDS if round_.group.round_index else LONGEST_PATIENCE_SECONDS
-        if silent > senders_patience + remote.bulk.patience_seconds():
+        if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
         elif limit is not None and elapsed > LATE_REDUCER_SECONDS and ends.get(number, elapsed) > limit:
             pace = f"{held[number]} of {len(shares[number])} means in {elapsed:.1f} s"
