@@ -40,6 +40,7 @@ class Strike:
     def __init__(self, moment: str, signal_number: int, count: int | None) -> None:
         self.moment, self.signal_number, self.count = moment, signal_number, count
         self.events = 0
+        self.callers: dict[str, None] = {}
         self.round: Round | None = None
         self.out: dict[int, None] = {}
         self._wrapped: list[tuple[Any, str, Any]] = []
@@ -98,9 +99,12 @@ class Strike:
         if round_.owners[index] == round_.me:
             self.event(self.count or (len(round_.owned_by(round_.me)) + 1) // 2)
 
-    async def _collect(self, original: Any, rolls: RollBook, *args: Any) -> Any:
-        self.event(self.count or 2)
-        return await original(rolls, *args)
+    async def _collect(self, original: Any, rolls: RollBook, caller: str, *rest: Any) -> Any:
+        """The victim's own call is one of them: whoever is stopped before it called has not been cut off."""
+        self.callers[caller] = None
+        if not self.events and rolls._host.peer_id in self.callers and len(self.callers) >= (self.count or 2):
+            self.event(1)
+        return await original(rolls, caller, *rest)
 
     async def _send_frame(self, original: Any, channel: TcpChannel, header: bytes, payload: Any = b"") -> None:
         await original(channel, header, payload)

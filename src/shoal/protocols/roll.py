@@ -245,15 +245,16 @@ class RollBook:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
         self._hear_invitation(series, number, self._host.peer_id)
+        self._invite_all(series, number, roll)
         if series == TRAIN:
             steps = [record.step_seconds for record in self._participants(series).values()]
             patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
         try:
             async with asyncio.timeout(patience_seconds):
                 while not (roll.superseded or roll.found or self._all_called(series, number, roll)):
-                    self._invite_all(series, number, roll)
                     roll.changed.clear()
                     await roll.changed.wait()
+                    self._invite_all(series, number, roll)
         except TimeoutError:
             pass  # those who called are the roll
         finally:
@@ -285,7 +286,7 @@ class RollBook:
             roll.changed.set()
 
     def _invite_all(self, series: str, number: int, roll: _OpenRoll) -> None:
-        """Once each, also those who begin to train meanwhile."""
+        """Once each, also those who begin to train meanwhile. Who is invited is waited for until it answers."""
         for peer_id in self._participants(series):
             if peer_id != self._host.peer_id and peer_id not in roll.invited:
                 roll.invited[peer_id] = roll.unanswered[peer_id] = None
