@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from shoal.core.errors import ProtocolError
-from shoal.core.gauges import LONGEST_PATIENCE_SECONDS
 from shoal.planning.lateness import predicted_stragglers
 from shoal.protocols.round_state import FAILED, Held, Round, held_as
 from shoal.tensors.mixing import PartMean
 
 WATCH_SECONDS, STALL_SECONDS = 0.1, 0.5
 BEGIN_SECONDS = 6.0
-"""A member may begin a later round this much after us: its group before may have lost somebody."""
+"""A member may begin a later round this much after us: its group before may have lost somebody. One that has begun may
+be quiet for as long while it gives signs of life: its uplink is full, and others are served first."""
 LIVELY_SECONDS = 1.0
-"""Whoever gave a sign of life within this time has a full uplink: its bulk may pause for as long as anybody's."""
 FETCH_SECONDS = 10.0
 """How long a member may take for one part's mean before nobody waits for it: 0.5 MB at 0.4 Mbit/s."""
 
@@ -209,9 +208,8 @@ class Reducer:
             remote = self._host.remotes.get(sender)
             bulk_heard_at = remote.bulk.last_heard if remote else started_at
             patience = remote.bulk.patience_seconds() if remote else BEGIN_SECONDS
-            if remote and now - remote.life.last_heard < LIVELY_SECONDS:
-                patience = LONGEST_PATIENCE_SECONDS
-            if sender not in self._claims and self._round.group.round_index > 0:
+            is_lively = remote is not None and now - remote.life.last_heard < LIVELY_SECONDS
+            if is_lively if sender in self._claims else self._round.group.round_index > 0:
                 patience = BEGIN_SECONDS
             silent_seconds = now - max(started_at, bulk_heard_at)
             if silent_seconds > patience:
