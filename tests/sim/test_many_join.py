@@ -165,7 +165,7 @@ def test_with_a_tenth_restarting_every_minute_every_wait_ends(count: int, minute
             numbers = world.random.sample(range(count), max(1, count // 10))
             if minute == 0:
                 numbers[0] = 0
-            moments = sorted(55 * world.random.random() for _ in numbers)
+            moments = sorted(45 * world.random.random() for _ in numbers)  # then all have time for an averaging
             for number, moment in zip(numbers, moments, strict=True):
                 await asyncio.sleep(max(0.0, ends_at - 60 + moment - now()))
                 await restart(world, peers, number, keeps_identity=world.random.random() < 0.5)
