@@ -23,8 +23,8 @@ check: $(STAMP)           ## the fast gate: lint, types, floors, unit tests
 	$(BIN)/pytest -q tests/unit
 
 test: $(STAMP)            ## everything that runs on virtual time and counts, and a few real processes
-	$(BIN)/pytest -q -m 'not acceptance' -n 2 tests/unit tests/model tests/paper tests/sim
-	$(BIN)/pytest -q -m 'not acceptance' tests/conformance tests/net
+	$(BIN)/pytest -q -m 'not acceptance' -n 2 tests/unit tests/model tests/paper tests/sim tests/conformance
+	$(BIN)/pytest -q -m 'not acceptance' tests/net
 
 acceptance: $(STAMP)      ## real time, real kills, many repeats; prints the figures
 	$(BIN)/pytest -q -s -m acceptance
