@@ -149,4 +149,5 @@ class Node:
             staleness_steps=sum(stale) / len(stale) if stale else 0.0,
             events=tuple(peer.log.recent),
             event_counts=dict(peer.log.counts),
+            dropped=dict(peer.rounds.dropped),
         )

@@ -15,6 +15,7 @@ class Report:
 
     Seconds count from this peer's join. `staleness_steps` is the mean number of local steps between an averaging's
     snapshot and its application. `bandwidth_bytes_per_second` is measured, None before enough was transferred.
+    `dropped` counts messages that did not belong to a round and changed nothing, by what was wrong with them.
     """
 
     run: str
@@ -34,6 +35,7 @@ class Report:
     staleness_steps: float
     events: tuple[Event, ...]
     event_counts: dict[str, int]
+    dropped: dict[str, int]
 
     @property
     def applied_at_seconds(self) -> list[float]:
@@ -51,6 +53,7 @@ class Report:
             f"  traffic      {_size(self.bytes_sent)} sent, {_size(self.bytes_received)} received"
             + (f", {_size(rate)}/s when busy" if rate else ""),
         ]
+        lines += [f"  dropped      {what}, {count} times" for what, count in self.dropped.items()]
         lines += [f"  failed       number {f.number} at {f.at_seconds:.1f} s: {f.reason}" for f in self.failures[-5:]]
         lines += [f"  {event}" for event in self.events if event.kind not in ("averaged", "failed")][-12:]
         return "\n".join(lines)
