@@ -120,7 +120,9 @@ async def average(
         if number in (deaths or {}):
             asyncio.get_running_loop().call_later(deaths[number], _die, node, asyncio.current_task())
         weight = 1.0 if weights is None else weights[number]
-        return await strategy.average(node.peer, series, vectors_of(rows[number]), weight, shapes, timeout_seconds)
+        return await strategy.all_reduce(
+            node.peer, series, vectors_of(rows[number]), weight, shapes, timeout_seconds=timeout_seconds
+        )
 
     for node in group:
         node.before.clear()

@@ -42,12 +42,13 @@ GRACE_SECONDS = 0.5
 def test_check_18_every_time_limit_of_a_strategy_is_finite_and_none_can_be_infinite(strategy) -> None:
     limits = [field.name for field in dataclasses.fields(strategy) if field.name.endswith("_seconds")]
     assert "timeout_seconds" in limits
-    default = strategy()
+    gradients = {"average": "gradients", "target_batch": 32}
     for name in limits:
-        assert 0 < getattr(default, name) < math.inf
+        mode = gradients if name == "gather_timeout_seconds" else {}
+        assert 0 < getattr(strategy(**mode), name) < math.inf
         for value in (math.inf, math.nan, -1.0, 1e9):
             with pytest.raises(OptionError) as refused:
-                strategy(**{name: value})
+                strategy(**mode, **{name: value})
             assert refused.value.field == name
     with pytest.raises(OptionError):
         strategy(timeout_seconds=None)
@@ -85,15 +86,15 @@ async def timed(
 ) -> list[Outcome | BaseException]:
     """What the peers got that are not silent; each of them within its time."""
     began, seconds = asyncio.get_running_loop().time(), []
-    averages = type(strategy).average
+    averages = type(strategy).all_reduce
 
-    async def watched(self: AnyStrategy, *arguments: Any) -> Outcome:
+    async def watched(self: AnyStrategy, *arguments: Any, **named: Any) -> Outcome:
         try:
-            return await averages(self, *arguments)
+            return await averages(self, *arguments, **named)
         finally:
             seconds.append(asyncio.get_running_loop().time() - began)
 
-    watching = type("Watched", (type(strategy),), {"average": watched})(**dataclasses.asdict(strategy))
+    watching = type("Watched", (type(strategy),), {"all_reduce": watched})(**dataclasses.asdict(strategy))
     found = await average(group, watching, ROWS[: len(group)], series=series, timeout_seconds=timeout_seconds, **how)
     assert max(seconds) <= timeout_seconds + GRACE_SECONDS, f"{max(seconds):.1f} s of {timeout_seconds}"
     return [one for number, one in enumerate(found) if number != silent and number not in how.get("deaths", {})]

@@ -53,7 +53,9 @@ async def call_for_average(
 ) -> list[Outcome | BaseException]:  # fmt: skip
     """All call at once; what each of them got or raised."""
     averaging = [
-        strategy.average(peer.peer, CALL, vectors, weight, shapes_of_vectors(vectors), timeout_seconds)
+        strategy.all_reduce(
+            peer.peer, CALL, vectors, weight, shapes_of_vectors(vectors), timeout_seconds=timeout_seconds
+        )
         for peer, vectors, weight in zip(peers, inputs, weights, strict=True)
     ]
     return await asyncio.gather(*averaging, return_exceptions=True)

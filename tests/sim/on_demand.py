@@ -52,7 +52,7 @@ def average_on_demand(
             ids = [member.host.peer_id for member in group]
             roll = Roll("a roll", CALL, 1, ids, list(weights), [None] * count)
             averaging = [
-                strategy.average(GivenRoll(member, roll), CALL, vectors, weight, [])  # type: ignore[arg-type]
+                strategy.all_reduce(GivenRoll(member, roll), CALL, vectors, weight, [])  # type: ignore[arg-type]
                 for member, vectors, weight in zip(group, inputs, weights, strict=True)
             ]
             return ids, await asyncio.gather(*averaging)

@@ -63,7 +63,7 @@ class Trial:
         vectors = self.inputs[peer.id]
         began = now()
         try:
-            return await self.strategy.average(
+            return await self.strategy.all_reduce(
                 peer.peer, CALL, vectors, self.weights[peer.id], shapes_of_vectors(vectors)
             )
         finally:

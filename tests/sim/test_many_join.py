@@ -109,19 +109,19 @@ class Wait:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[Wait]:
     """How long each averaging of any peer took, whatever it brought; without those whose peer was killed in it."""
     seen: list[Wait] = []
-    average = Moshpit.average
+    all_reduce = Moshpit.all_reduce
 
-    async def timed(self: Moshpit, *args: Any) -> Any:
+    async def timed(self: Moshpit, *args: Any, **named: Any) -> Any:
         began = now()
         try:
-            outcome = await average(self, *args)
+            outcome = await all_reduce(self, *args, **named)
         except Exception as error:
             seen.append(Wait(now() - began, type(error).__name__))
             raise
         seen.append(Wait(now() - began, "outcome"))
         return outcome
 
-    monkeypatch.setattr(Moshpit, "average", timed)
+    monkeypatch.setattr(Moshpit, "all_reduce", timed)
     return seen
 
 

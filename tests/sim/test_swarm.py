@@ -241,7 +241,7 @@ def test_a_member_that_gives_an_averaging_up_does_not_hold_up_the_others() -> No
         await asyncio.sleep(1)
         vectors = torch.ones(500_000), torch.empty(0, dtype=torch.float64)
         averaging = [
-            asyncio.create_task(strategy.average(peer.peer, CALL, vectors, 1.0, [((500_000,), "float32")]))
+            asyncio.create_task(strategy.all_reduce(peer.peer, CALL, vectors, 1.0, [((500_000,), "float32")]))
             for peer in peers
         ]
         await asyncio.sleep(1)

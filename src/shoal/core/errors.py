@@ -14,7 +14,8 @@ ShoalError
 ├── TensorError        a tensor that can't be averaged: its index
 ├── AveragingError     an averaging brought no result; every value is as before
 │   ├── NobodyThere        nobody to average with
-│   └── RoundError         the group round failed: the reason
+│   ├── RoundError         the group round failed: the reason
+│   └── OutOfStep          this replica is not at the step, or not in the state, of the others
 ├── DownloadError      no donor could give the whole state
 └── RemoteError        the other end is at fault
     ├── RefusedError       it refused us, or we refused it: the reason
@@ -110,6 +111,17 @@ class RoundError(AveragingError):
     def __init__(self, reason: str, number: int = 0, members: tuple[str, ...] = ()) -> None:
         super().__init__(f"averaging {number} of {len(members)} members failed: {reason}; nothing was changed")
         self.reason, self.number, self.members = reason, number, members
+
+
+class OutOfStep(AveragingError):
+    """This replica is not as the others' (gradient mode). `diverged`: at the same step, but with other values.
+
+    It repairs itself; this never reaches the user's loop.
+    """
+
+    def __init__(self, reason: str, *, diverged: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.diverged = reason, diverged
 
 
 class DownloadError(ShoalError):

@@ -26,7 +26,7 @@ from shoal.net.channel import Channel
 from shoal.net.envelope import UNREADABLE
 from shoal.net.identity import Identity, peer_id_of, verify
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NONCE_BYTES = 16
 WRONG_CREDENTIALS = "the run's name or its secret is not the same at both ends"
 

@@ -12,7 +12,10 @@ JOINED, CATCHING_UP, TRAINING = "joined", "catching up", "training"
 
 
 class Record(Message, frozen=True):
-    """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series."""
+    """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series.
+
+    In gradient mode `gathered` samples are those towards its next step, and `waits` says that it has stopped for it.
+    """
 
     peer_id: str
     endpoints: list[str]
@@ -23,6 +26,9 @@ class Record(Message, frozen=True):
     steps: int = 0
     progress: int = 0
     step_seconds: float = 0.0
+    gathered: float = 0.0
+    samples_per_second: float = 0.0
+    waits: bool = False
     averagings: int = 0
     bandwidth: float | None = None
     first_batch: str = ""

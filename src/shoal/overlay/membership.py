@@ -66,6 +66,7 @@ class Membership:
         self._redialling: dict[str, None] = {}
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
+        self.on_figures: list[Callable[[], None]] = []  # of another member, whatever they are
         self.on_yield: Callable[[], None] = lambda: None
         self.refresh: Callable[[], dict[str, Any]] = dict
         host.on_lost.append(self._lost)
@@ -176,6 +177,8 @@ class Membership:
         self.members[peer_id] = record
         self._gone.pop(peer_id, None)
         self.directory.meet(peer_id, record.endpoints)
+        for notice in self.on_figures:
+            notice()
         if known is None:
             self.met[peer_id] = None
             self.host.log.add("joined", f"{record.role} at {', '.join(record.endpoints)}", peer_id)
@@ -196,6 +199,11 @@ class Membership:
         self._learn(peer_id, status.record)
         return Done()
 
+    def tell_figures(self) -> None:
+        """Now, not with the next status."""
+        self.update(**self.refresh())
+        self._tell_everybody()
+
     def _tell_everybody(self) -> None:
         for peer_id in self.members:
             self.host.tell(peer_id, Status(self.me))
@@ -203,8 +211,7 @@ class Membership:
     async def _keep_telling(self) -> None:
         while True:
             await self.host.clock.sleep(STATUS_SECONDS)
-            self.update(**self.refresh())
-            self._tell_everybody()
+            self.tell_figures()
 
     # -- losing and finding again
 

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from typing import Protocol
 
 from shoal.core.errors import NobodyThere, RemoteError, RoundError, TensorError
 from shoal.overlay.member_record import TRAINING
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
-from shoal.protocols.replica import Replica, Snapshot
-from shoal.protocols.roll_record import TRAIN
+from shoal.protocols.replica import Replica
+from shoal.protocols.roll_record import TRAIN, Stand
+from shoal.tensors.flat import Shapes, Vectors
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """After a failed averaging, doubling with each failure in a row."""
 
 
+class AllReduce(Protocol):
+    """One averaging of a series with whoever takes part, as a strategy does it."""
+
+    def __call__(
+        self, series: str, vectors: Vectors, weight: float, shapes: Shapes, *, stand: Stand | None = None
+    ) -> Awaitable[Outcome]:
+        """Raises NobodyThere, TensorError, RoundError, or OutOfStep where this replica's `stand` is not the others'."""
+
+
 async def average_in_background(
     peer: Peer,
     replica: Replica,
-    average: Callable[[Snapshot], Awaitable[Outcome]],
+    all_reduce: AllReduce,
     every_seconds: float | None,
     every_steps: int | None,
 ) -> None:
@@ -34,7 +45,7 @@ async def average_in_background(
         started_at, last = peer.clock.now(), peer.leaving
         snapshot = await replica.snapshot()
         try:
-            outcome = await average(snapshot)
+            outcome = await all_reduce(TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
             stale_steps = await replica.offer(outcome.vectors, snapshot)
         except (NobodyThere, RoundError, TensorError, RemoteError) as error:
             if not isinstance(error, NobodyThere) or peer.members.others(TRAINING):

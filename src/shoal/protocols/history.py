@@ -9,7 +9,7 @@ from shoal.core.errors import RoundError
 from shoal.core.events import EventLog
 from shoal.protocols.outcome import Outcome
 
-KEPT = 10_000
+KEPT, KEPT_STEPS = 10_000, 1_000
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,47 @@ class AveragingFailure:
     reason: str
 
 
+@dataclass(frozen=True)
+class Given:
+    """What one peer gave to a step. `batches`: ranges of its own batches, counted from 1, both ends included."""
+
+    samples: float
+    batches: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class GlobalStep:
+    """One optimizer step of the swarm (gradient mode), as it was taken here.
+
+    `given`: what each peer gave whose gradient is wholly in it; `exact`: nobody else's is in it in part. `why` this
+    peer stopped to gather, see planning/gathering.py.
+    """
+
+    step: int
+    at_seconds: float
+    given: dict[str, Given]
+    why: str
+    exact: bool
+    gathering_seconds: float
+    averaging_seconds: float
+
+    @property
+    def samples(self) -> float:
+        """Of all that gave."""
+        return sum(given.samples for given in self.given.values())
+
+
 class History:
-    """The averagings of one peer, the newest 10,000 of each kind."""
+    """The averagings of one peer, the newest 10,000 of each kind, and its newest 1,000 global steps."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self.applied: deque[Averaging] = deque(maxlen=KEPT)
         self.failures: deque[AveragingFailure] = deque(maxlen=KEPT)
         self.applied_count = 0
+        self.steps: deque[GlobalStep] = deque(maxlen=KEPT_STEPS)
+        self.samples_per_second = 0.0
+        """Of all peers together, in gradient mode."""
 
     def averaged(self, outcome: Outcome, stale_steps: int) -> None:
         """An averaging was applied."""
@@ -61,6 +94,13 @@ class History:
         met = f"number {roll.number} with {len(roll.members)} members"
         rounds = f", {outcome.rounds_done} of {outcome.rounds_planned} rounds" if outcome.failures else ""
         self._log.add("averaged", met + rounds + ("" if outcome.exact else ", not exact"))
+
+    def stepped(self, step: GlobalStep) -> None:
+        """A global step was taken."""
+        self.steps.append(step)
+        self.applied_count += 1
+        exact = "" if step.exact else ", not exact"
+        self._log.add("averaged", f"step {step.step}: {step.samples:g} samples of {len(step.given)} peers{exact}")
 
     def failed(self, error: Exception) -> None:
         """An averaging failed."""

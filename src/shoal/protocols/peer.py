@@ -12,6 +12,7 @@ from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.protocols.download import Donor
 from shoal.protocols.history import History
+from shoal.protocols.mean_gradients import MeanGradients
 from shoal.protocols.meeting import Meetings
 from shoal.protocols.roll import RollBook
 from shoal.protocols.rounds import Rounds
@@ -35,6 +36,7 @@ class Peer:
         self.meetings = Meetings(host, members, register)
         self.rounds = Rounds(host)
         self.donor = Donor(host, members, compute)
+        self.mean_gradients = MeanGradients(host, members)
         self.history = History(host.log)
         self.stir = asyncio.Event()
         self.leaving = False

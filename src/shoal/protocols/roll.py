@@ -1,8 +1,8 @@
 """The roll: one agreed list of who takes part in an averaging (design, section 5).
 
-Averagings are numbered per series ("train" for the strategy's, "call" for swarm.average). For number n the live member
-nearest to hash(run, series, n) is the collector: it invites the others, gathers `Here` from the callers, closes when
-all that it expects have called or the deadline passed, and returns one record to all.
+Averagings are numbered per series ("train": of parameters, "step": of gradients, "call": of swarm.average). For number
+n the live member nearest to hash(run, series, n) is the collector: it invites the others, gathers `Here` from the
+callers, closes when all that it expects have called or the deadline passed, and returns one record to all.
 
     caller                            collector                       the others
       Here(n, weight, shapes)   ->      open, Invite(n)       ->        each: due; Here(n) from the next safe point
@@ -30,11 +30,13 @@ from shoal.planning.collector import collector_of, roll_deadline_seconds
 from shoal.protocols.roll_record import (
     CALL,
     MAX_NUMBER,
-    TRAIN,
+    SERIES,
+    STEP,
     Here,
     Invite,
     Invited,
     Roll,
+    Stand,
     check_here,
     close_roll,
     makes_sense,
@@ -104,11 +106,13 @@ class RollBook:
     # -- the caller
 
     async def call(
-        self, series: str, weight: float, bandwidth: float | None, shapes: Shapes, timeout_seconds: float
-    ) -> Roll:
+        self, series: str, weight: float, bandwidth: float | None, shapes: Shapes, timeout_seconds: float,
+        stand: Stand | None = None,
+    ) -> Roll:  # fmt: skip
         """Take part in the next averaging of a series and get its roll.
 
-        Raises NobodyThere, TensorError (our shapes are not the others'), or RoundError when the collector was lost.
+        Raises NobodyThere, TensorError (our shapes are not the others'), OutOfStep (nor is our `stand` theirs), or
+        RoundError when the collector was lost.
         """
         until = self._host.clock.now() + timeout_seconds
         number = lost = asked = 0
@@ -117,7 +121,7 @@ class RollBook:
             asked = number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
             collector = self._collector(series, number, candidates)
             left = max(0.1, until - self._host.clock.now())
-            here = Here(series, number, weight, bandwidth, shapes, left / 2)
+            here = Here(series, number, weight, bandwidth, shapes, left / 2, stand)
             try:
                 roll = await self._ask(collector, here, left)
             except PeerLost:
@@ -219,7 +223,7 @@ class RollBook:
         check_here(here)
         if (held := self._held(*key)) and caller in held.members:
             return held
-        if here.number <= self._closed.get(here.series, 0) or here.series not in (TRAIN, CALL):
+        if here.number <= self._closed.get(here.series, 0) or here.series not in SERIES:
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
             raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
@@ -246,7 +250,7 @@ class RollBook:
         series, number = key
         self._hear_invitation(series, number, self._host.peer_id)
         self._invite_all(series, number, roll)
-        if series == TRAIN:
+        if series != CALL:
             steps = [record.step_seconds for record in self._participants(series).values()]
             patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
         try:
@@ -307,7 +311,10 @@ class RollBook:
 
     def _all_called(self, series: str, number: int, roll: _OpenRoll) -> bool:
         """Whether nobody is waited for: neither to call, nor to say whether it has the roll already."""
-        return self._awaited(series, number) | roll.unanswered.keys() <= roll.callers.keys()
+        awaited = self._awaited(series, number)
+        if series == STEP:
+            awaited -= self._far_behind(roll)
+        return awaited | roll.unanswered.keys() <= roll.callers.keys()
 
     # -- both
 
@@ -322,7 +329,7 @@ class RollBook:
         return charter.charter_id if charter else ""
 
     def _participants(self, series: str) -> dict[str, Record]:
-        return self._register.everybody(TRAINING if series == TRAIN else None)
+        return self._register.everybody(None if series == CALL else TRAINING)
 
     def _awaited(self, series: str, number: int) -> set[str]:
         """Whoever may still call for this number: those who have it behind them will not."""
@@ -333,12 +340,17 @@ class RollBook:
             if (self.newest if peer_id == mine else record.rolls).get(series, 0) < number
         }
 
+    def _far_behind(self, roll: _OpenRoll) -> set[str]:
+        """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
+        step = max((here.stand.step for here in roll.callers.values() if here.stand), default=0)
+        return {peer_id for peer_id, record in self._participants(STEP).items() if record.progress < step - 1}
+
     def _is_live(self, peer_id: str) -> bool:
         return peer_id == self._host.peer_id or self._host.linked(peer_id)
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
         series, number = invite.series, invite.number
-        if series not in (TRAIN, CALL) or not 0 < number <= MAX_NUMBER:
+        if series not in SERIES or not 0 < number <= MAX_NUMBER:
             return Invited()
         self._hear_invitation(series, number, peer_id)
         while self._asks_another(series, number, peer_id):
@@ -370,7 +382,7 @@ class RollBook:
     def _members_changed(self) -> None:
         for record in self._members.members.values():
             for series, number in record.rolls.items():
-                if series in (TRAIN, CALL):
+                if series in SERIES:
                     self._note(series, number)
         for roll in self._open.values():
             roll.changed.set()

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal.core.errors import DownloadError
+from shoal.core.errors import DownloadError, OutOfStep
 from shoal.overlay.charter import Options, Schema
 from shoal.overlay.member_record import CATCHING_UP, JOINED, TRAINING
 from shoal.protocols.download import Download
@@ -27,6 +27,9 @@ FRESH_AVERAGE_SECONDS = 30.0
 
 class Strategy(Protocol):
     """One algorithm: averages a replica with the other peers until this one leaves."""
+
+    async def prepare(self, peer: Peer, replica: Replica) -> None:
+        """With the run's state, before this peer trains. Raises AttachError or OutOfStep."""
 
     async def run(self, peer: Peer, replica: Replica) -> None:
         """All running state is local to this coroutine."""
@@ -65,23 +68,26 @@ async def take_part(
                     members.found_again()
             if yielded.is_set():
                 continue
-            members.update(state=TRAINING, progress=replica.progress, steps=replica.steps)
-            trained = True
-            on_training()
-            if await _run_strategy(peer, replica, build, yielded):
-                return
+            assert members.charter is not None and members.charter.strategy is not None
+            strategy = members.charter.strategy  # another run of this name may have another: that would not fit
+            algorithm = build(strategy)
+            try:
+                await algorithm.prepare(peer, replica)
+                members.update(state=TRAINING, **replica.figures())
+                trained = True
+                on_training()
+                if await _run_strategy(peer, replica, algorithm, yielded):
+                    return
+            except OutOfStep as error:
+                peer.log.add("diverged" if error.diverged else "behind", f"downloads the run's state: {error.reason}")
     finally:
         if members.me.state != JOINED:
             members.update(state=JOINED)  # nobody waits for a peer whose strategy has ended
 
 
-async def _run_strategy(
-    peer: Peer, replica: Replica, build: Callable[[Options], Strategy], yielded: asyncio.Event
-) -> bool:
+async def _run_strategy(peer: Peer, replica: Replica, algorithm: Strategy, yielded: asyncio.Event) -> bool:
     """Run the charter's strategy. True when it has ended; False when this run yields to another."""
-    charter = peer.members.charter
-    assert charter is not None and charter.strategy is not None
-    running = asyncio.create_task(build(charter.strategy).run(peer, replica), name=f"{peer.id[:6]} strategy")
+    running = asyncio.create_task(algorithm.run(peer, replica), name=f"{peer.id[:6]} strategy")
     yielding = asyncio.create_task(yielded.wait(), name=f"{peer.id[:6]} yield")
     try:
         await asyncio.wait([running, yielding], return_when=asyncio.FIRST_COMPLETED)

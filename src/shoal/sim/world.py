@@ -121,9 +121,9 @@ class SimPeer:
         assert self.replica is not None
         replica, host = self.replica, self.peer.host
         members.refresh = lambda: {
-            "steps": replica.steps, "step_seconds": replica.step_seconds, "progress": replica.progress,
+            **replica.figures(),
             "averagings": self.peer.history.applied_count,
-        }  # fmt: skip
+        }
 
         def training() -> None:
             replica.begin()

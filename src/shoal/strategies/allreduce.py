@@ -14,15 +14,17 @@ the training loop around it is local SGD by the difference rule (reference secti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from shoal.protocols.averaging import average_in_background
 from shoal.protocols.butterfly import butterfly
+from shoal.protocols.large_batch import begin_stepping, step_together
 from shoal.protocols.outcome import Outcome, is_exact
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
-from shoal.protocols.roll_record import TRAIN
+from shoal.protocols.roll_record import Stand
 from shoal.protocols.round_record import whole_group
-from shoal.strategies.options import check_averaging
+from shoal.strategies.options import GRADIENTS, PARAMETERS, check_averaging
 from shoal.tensors.flat import Shapes, Vectors
 
 
@@ -32,32 +34,45 @@ class AllReduce:
 
     `every_seconds` (2 where neither is given) or `every_steps` (of the fastest peer): how often. `timeout_seconds`:
     when an averaging is given up. `part_bytes`: how much is sent, averaged and returned at a time.
+
+    `average`: "parameters" is all of the above. "gradients": the peers gather `target_batch` samples together, however
+    unequal they are, and all take one step with the mean gradient, clipped to `max_grad_norm` where that is given.
+    Where the target is not reached in `gather_timeout_seconds` (600), the step is taken with what there is.
     """
 
     every_seconds: float | None = None
     every_steps: int | None = None
     timeout_seconds: float = 30.0
     part_bytes: int = 1 << 19
+    average: str = PARAMETERS
+    target_batch: int | None = None
+    max_grad_norm: float | None = None
+    gather_timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_averaging(self)
 
+    async def prepare(self, peer: Peer, replica: Replica) -> None:
+        """With the run's state, before this peer trains. Raises AttachError or OutOfStep."""
+        if self.average == GRADIENTS:
+            await begin_stepping(peer, replica, self.max_grad_norm)
+
     async def run(self, peer: Peer, replica: Replica) -> None:
         """Average until this peer leaves."""
-        await average_in_background(
-            peer, replica,
-            lambda snapshot: self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes),
-            self.every_seconds, self.every_steps,
-        )  # fmt: skip
+        all_reduce = partial(self.all_reduce, peer)
+        if self.target_batch is not None and self.gather_timeout_seconds is not None:
+            await step_together(peer, replica, all_reduce, self.target_batch, self.gather_timeout_seconds)
+        else:
+            await average_in_background(peer, replica, all_reduce, self.every_seconds, self.every_steps)
 
-    async def average(
-        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes,
-        timeout_seconds: float | None = None,
+    async def all_reduce(
+        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes, *,
+        timeout_seconds: float | None = None, stand: Stand | None = None,
     ) -> Outcome:  # fmt: skip
         """One averaging of a series with whoever takes part. Raises NobodyThere, TensorError or RoundError."""
         limit = timeout_seconds or self.timeout_seconds
         until = peer.clock.now() + limit
-        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit)
+        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, limit, stand)
         result = await butterfly(
             peer.rounds, whole_group(roll), vectors, source=peer.id, mass=weight,
             part_bytes=self.part_bytes, timeout_seconds=max(0.1, until - peer.clock.now()),

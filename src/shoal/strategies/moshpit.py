@@ -18,18 +18,20 @@ Each peer sends about 2 s bytes a round, for s bytes of parameters, whatever N i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from shoal.core.errors import NobodyThere, RoundError
+from shoal.core.errors import NobodyThere, OptionError, RoundError
 from shoal.planning.grid import SMALLEST_GROUP, block_of, grid_groups, plan_grid
 from shoal.planning.keys import initial_key, next_key
 from shoal.protocols.averaging import average_in_background
 from shoal.protocols.butterfly import RoundReport, RoundResult, butterfly
+from shoal.protocols.large_batch import begin_stepping, step_together
 from shoal.protocols.outcome import Outcome, is_exact
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
-from shoal.protocols.roll_record import PLAIN, TRAIN, Here, Roll
+from shoal.protocols.roll_record import PLAIN, TRAIN, Here, Roll, Stand
 from shoal.protocols.round_record import Group, whole_group
-from shoal.strategies.options import check_averaging, check_number
+from shoal.strategies.options import GRADIENTS, PARAMETERS, check_averaging, check_number
 from shoal.tensors.flat import Shapes, Vectors
 
 
@@ -43,6 +45,10 @@ class Moshpit:
     `plain_rounds` d, from 2: the paper's own way, for swarms too large for one roll: groups form by keys of d-1
     digits, and wait `window_seconds` for their members. Every peer weighs the same, and d rounds bring the peers near
     to the mean, not exactly onto it. Without it, one roll of all who take part decides, and the mean is exact.
+
+    `average`: "parameters" is all of the above. "gradients": the peers gather `target_batch` samples together, however
+    unequal they are, and all take one step with the mean gradient, clipped to `max_grad_norm` where that is given.
+    Where the target is not reached in `gather_timeout_seconds` (600), the step is taken with what there is.
     """
 
     group_size: int = 8
@@ -50,6 +56,10 @@ class Moshpit:
     every_steps: int | None = None
     timeout_seconds: float = 30.0
     part_bytes: int = 1 << 19
+    average: str = PARAMETERS
+    target_batch: int | None = None
+    max_grad_norm: float | None = None
+    gather_timeout_seconds: float | None = None
     plain_rounds: int | None = None
     window_seconds: float = 1.0
 
@@ -59,24 +69,32 @@ class Moshpit:
         check_number("group_size", self.group_size, smallest, 1024, whole=True)
         check_number("window_seconds", self.window_seconds, 0.1, 60)
         check_averaging(self)
+        if self.average == GRADIENTS and self.plain_rounds is not None:
+            bounds = "left out with average='gradients': replicas that step together need the exact mean"
+            raise OptionError("plain_rounds", self.plain_rounds, bounds)
+
+    async def prepare(self, peer: Peer, replica: Replica) -> None:
+        """With the run's state, before this peer trains. Raises AttachError or OutOfStep."""
+        if self.average == GRADIENTS:
+            await begin_stepping(peer, replica, self.max_grad_norm)
 
     async def run(self, peer: Peer, replica: Replica) -> None:
         """Average until this peer leaves."""
-        await average_in_background(
-            peer, replica,
-            lambda snapshot: self.average(peer, TRAIN, snapshot.vectors, snapshot.weight, replica.shapes),
-            self.every_seconds, self.every_steps,
-        )  # fmt: skip
+        all_reduce = partial(self.all_reduce, peer)
+        if self.target_batch is not None and self.gather_timeout_seconds is not None:
+            await step_together(peer, replica, all_reduce, self.target_batch, self.gather_timeout_seconds)
+        else:
+            await average_in_background(peer, replica, all_reduce, self.every_seconds, self.every_steps)
 
-    async def average(
-        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes,
-        timeout_seconds: float | None = None,
+    async def all_reduce(
+        self, peer: Peer, series: str, vectors: Vectors, weight: float, shapes: Shapes, *,
+        timeout_seconds: float | None = None, stand: Stand | None = None,
     ) -> Outcome:  # fmt: skip
         """All d rounds of one averaging. Raises NobodyThere, TensorError, or RoundError when no round succeeded."""
         until = peer.clock.now() + (timeout_seconds or self.timeout_seconds)
         if self.plain_rounds is not None and series == TRAIN:
             return await self._average_plain(peer, vectors, shapes, until)
-        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, until - peer.clock.now())
+        roll = await peer.rolls.call(series, weight, peer.bandwidth(), shapes, until - peer.clock.now(), stand)
         dims = plan_grid(len(roll.members), self.group_size)
         me, mass, source = roll.members.index(peer.id), weight, peer.id
         reports: list[RoundReport] = []

@@ -13,7 +13,7 @@ from shoal.core.compute import ThreadCompute
 from shoal.core.errors import LeftError
 from shoal.core.events import Event
 from shoal.overlay.charter import Options
-from shoal.overlay.member_record import JOINED, TRAINER
+from shoal.overlay.member_record import JOINED, TRAINER, TRAINING
 from shoal.protocols.peer import Peer
 from shoal.training.network_thread import NetworkThread
 from shoal.training.presence import Presence
@@ -66,8 +66,8 @@ class Node:
             "averagings": self.peer.history.applied_count,
             "bandwidth": self.peer.bandwidth(),
         }
-        if (replica := self._replica) is not None:
-            figures |= {"steps": replica.steps, "step_seconds": replica.step_seconds, "progress": replica.progress}
+        if self._replica is not None:
+            figures |= self._replica.figures()
         return figures
 
     async def say_farewell(self, taking_part: Future[None]) -> None:
@@ -140,13 +140,18 @@ class Node:
             progress=replica.progress if replica else 0,
             averagings=history.applied_count,
             applied=applied,
+            global_steps=tuple(history.steps),
             failures=tuple(history.failures),
             peers_met=tuple(peer.members.met),
             peers_now=tuple(peer.members.members),
+            participating=tuple(peer.members.others(TRAINING)),
             bytes_sent=peer.host.sent.total_bytes,
             bytes_received=peer.host.received.total_bytes,
             bandwidth_bytes_per_second=peer.bandwidth(),
             staleness_steps=sum(stale) / len(stale) if stale else 0.0,
+            samples_per_second=history.samples_per_second,
+            batches_left_out=replica.batches_left_out if replica else 0,
+            samples_dropped=replica.samples_dropped if replica else 0.0,
             events=tuple(peer.log.recent),
             event_counts=dict(peer.log.counts),
             dropped=dict(peer.rounds.dropped),

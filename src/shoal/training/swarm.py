@@ -113,13 +113,16 @@ class Swarm:
     # -- taking part
 
     def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch_size: int | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, batch_size: int | None = None,
+        scheduler: Any = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
         """Let the swarm train this model: everyone but the founder takes over the run's state here, before it returns.
 
         Only parameters in the optimizer's groups that require a gradient are averaged, and floating buffers; all else
         stays local. `batch_size`: samples of one step, the weight of this peer's work; `count` says it step by step;
-        without either, a step weighs as one sample.
+        without either, a step weighs as one sample. `scheduler`: of the learning rate. Where the run averages gradients
+        it moves once per step of the swarm, and the loop's own calls of scheduler.step() do nothing; else it is the
+        loop's, and is left alone.
 
         Raises AttachError, ModelMismatch, CharterMismatch, DownloadError. Waits, and says so every 10 s, where the
         run's founder has not attached yet.
@@ -134,7 +137,7 @@ class Swarm:
             raise OptionError("batch_size", batch_size, "a positive number of samples")
         if optimizer in _attached_optimizers:
             raise AttachError("this optimizer is attached to another swarm of this process: leave that one first")
-        replica = ThreadReplica(model, optimizer, self._mailbox, batch_size)
+        replica = ThreadReplica(model, optimizer, self._mailbox, batch_size, scheduler)
         default = options_of(Moshpit())
         training: Future[None] = Future()
 
@@ -149,6 +152,7 @@ class Swarm:
             take_part(peer, replica, replica.schema, wanted, default, build_strategy, on_training)
         )
         taking_part.add_done_callback(lambda done: on_training())
+        taking_part.add_done_callback(lambda done: replica.release())
         try:
             self._wait(training, math.inf, self._what_attach_waits_for)
         except BaseException as error:
@@ -229,7 +233,7 @@ class Swarm:
         started_at, sent, received = time.monotonic(), host.sent.total_bytes, host.received.total_bytes
         charter = peer.members.charter
         strategy = build_strategy(charter.strategy) if charter and charter.strategy else Moshpit()
-        work = strategy.average(peer, CALL, vectors, float(weight), shapes, timeout_seconds)
+        work = strategy.all_reduce(peer, CALL, vectors, float(weight), shapes, timeout_seconds=timeout_seconds)
         outcome = self._run(work, timeout_seconds + 5.0)
         roll = outcome.roll
         report = AveragingReport(
@@ -264,6 +268,8 @@ class Swarm:
             atexit.unregister(self.leave)
             for hook in self._hooks:
                 hook.remove()
+            if self._replica is not None:
+                self._replica.detach()
             self._node.stop()
 
     def __enter__(self) -> Swarm:

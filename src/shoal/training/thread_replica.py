@@ -7,6 +7,7 @@ The network thread leaves requests in a mailbox; the user's thread works them of
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -18,9 +19,11 @@ import torch
 from torch import nn
 
 from shoal.core.errors import ModelMismatch, RoundError
-from shoal.protocols.replica import Snapshot, State
-from shoal.tensors.flat import Vectors, pack, shapes_of
+from shoal.protocols.replica import Everything, Figures, GradientSum, Snapshot, State, StopRule
+from shoal.tensors.flat import Shapes, Vectors, pack, shapes_of
 from shoal.tensors.mixing import apply_difference, apply_exact
+from shoal.training.gradient_sums import GradientSums
+from shoal.training.optimizer_options import check_options, options_of_optimizer, signature
 from shoal.training.schema import attached, check_unchanged
 
 Result = TypeVar("Result")
@@ -86,7 +89,7 @@ class Mailbox:
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            self._wake.wait(left)
+            self._wake.wait(None if left == math.inf else left)
         return True
 
 
@@ -94,18 +97,24 @@ class ThreadReplica:
     """A model and its optimizer as strategies and downloads see them."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mailbox: Mailbox, batch_size: int | None
-    ) -> None:
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, mailbox: Mailbox, batch_size: int | None,
+        scheduler: Any = None,
+    ) -> None:  # fmt: skip
         self._model, self._optimizer, self._mailbox = model, optimizer, mailbox
-        self._batch_size = batch_size
+        self._batch_size, self._scheduler = batch_size, scheduler
         self._attached = attached(model, optimizer)
         self.schema = self._attached.schema
         self.shapes = shapes_of(self._attached.tensors)
         self.steps = 0
         self.step_seconds = 0.0
         self.last_average: Vectors | None = None
-        self._inherited_steps = 0
-        self._samples = self._samples_averaged = 0.0
+        self._inherited_steps = self._global_steps = 0
+        self._samples = self._samples_averaged = self._step_samples = 0.0
+        self._sums: GradientSums | None = None
+        self._run_options: dict[str, Any] = {}
+        self.samples_dropped = 0.0
+        self._stop_rule: tuple[Callable[[Figures], str], Future[GradientSum]] | None = None
+        self._held: Future[None] | None = None
         self._counted: float | None = None
         self._last_step_at: float | None = None
         self._notice: tuple[int, Callable[[], None], asyncio.AbstractEventLoop] | None = None
@@ -113,7 +122,19 @@ class ThreadReplica:
 
     @property
     def progress(self) -> int:
-        return self._inherited_steps + self.steps
+        return self._inherited_steps + (self._global_steps if self._sums else self.steps)
+
+    @property
+    def gradient_shapes(self) -> Shapes:
+        assert self._sums is not None
+        return self._sums.shapes
+
+    def figures(self) -> Figures:
+        rate = self._step_samples / self.step_seconds if self.step_seconds else 0.0
+        return Figures(
+            steps=self.steps, step_seconds=self.step_seconds, progress=self.progress,
+            gathered=self._sums.samples if self._sums else 0.0, samples_per_second=rate, waits=self._held is not None,
+        )  # fmt: skip
 
     # -- the user's thread
 
@@ -122,21 +143,46 @@ class ThreadReplica:
         self._counted = (self._counted or 0.0) + samples
 
     def step_done(self) -> None:
-        """After each optimizer step: count it, then a safe point."""
+        """After each optimizer step: count it, then a safe point. In gradient mode it may wait here for the swarm."""
+        if self._sums is not None and self._sums.stepping:
+            return  # the swarm's step, not the loop's
         now = time.monotonic()
+        samples = self._counted if self._counted is not None else float(self._batch_size or 1)
+        self._counted = None
         self.steps += 1
         self._untouched = None
-        self._samples += self._counted if self._counted is not None else (self._batch_size or 1)
-        self._counted = None
-        self._mailbox.work()
+        self._samples += samples
         if self._last_step_at is not None:
-            seconds = now - self._last_step_at
-            self.step_seconds += (STEP_SMOOTHING if self.step_seconds else 1.0) * (seconds - self.step_seconds)
-        self._last_step_at = now
+            self._measure(now - self._last_step_at, samples)
+        if self._sums is not None:
+            self._sums.add(samples, self.steps)
+        self._mailbox.work()
+        if self._stop_rule is not None:
+            self._ask_rule()
+        if self._held is not None:
+            self._mailbox.work_until(self._held, math.inf)
+        self._last_step_at = now if self._sums is None else time.monotonic()  # what was waited for is no work
         if self._notice is not None and self.steps >= self._notice[0]:
             _, notice, loop = self._notice
             self._notice = None
             loop.call_soon_threadsafe(notice)
+
+    def _measure(self, seconds: float, samples: float) -> None:
+        share = STEP_SMOOTHING if self.step_seconds else 1.0
+        self.step_seconds += share * (seconds - self.step_seconds)
+        self._step_samples += share * (samples - self._step_samples)
+
+    def release(self) -> None:
+        """From any thread: nobody will take the step that the training thread waits for."""
+        held, self._held = self._held, None
+        if held is not None and not held.done():
+            held.set_result(None)
+
+    def detach(self) -> None:
+        """The optimizer's steps are its own again."""
+        self.release()
+        if self._sums is not None:
+            self._sums.detach()
 
     # -- the network thread
 
@@ -161,6 +207,91 @@ class ThreadReplica:
 
     async def install(self, state: State) -> None:
         await self._mailbox.ask(lambda: self._install(state))
+
+    async def gather(self, max_grad_norm: float | None) -> None:
+        await self._mailbox.ask(lambda: self._begin_to_gather(max_grad_norm))
+
+    async def gradient_sum(self, why_stop: StopRule) -> GradientSum:
+        answered: Future[GradientSum] = Future()
+        time_of_loop = asyncio.get_running_loop().time
+        self._stop_rule = lambda figures: why_stop(figures, time_of_loop()), answered
+        asking = asyncio.create_task(self._mailbox.ask(self._reconsider))
+        try:
+            return await asyncio.wrap_future(answered)
+        finally:
+            self._stop_rule = None
+            asking.cancel()
+
+    async def step(self, mean: Vectors, *, missed: bool) -> None:
+        await self._mailbox.ask(lambda: self._step(mean, missed=missed))
+
+    async def everything(self) -> Everything:
+        return await self._mailbox.ask(self._take_everything)
+
+    async def replace(self, vectors: Vectors) -> None:
+        await self._mailbox.ask(lambda: self._replace(vectors))
+
+    # -- at a safe point, in gradient mode
+
+    def _begin_to_gather(self, max_grad_norm: float | None) -> None:
+        if self._sums is None:
+            self._inherited_steps, self._global_steps = self.progress, 0
+            self._sums = GradientSums(self._optimizer, self._attached, max_grad_norm, self._scheduler)
+            self._last_step_at = time.monotonic()
+        self.samples_dropped += self._sums.samples
+        self._sums.clear()
+        self._sums.set_scheduler(self.progress)
+        check_options(self._optimizer, self._run_options)
+
+    def _reconsider(self) -> None:
+        """Asked for a sum while the thread waits: stop again at once, or let it go on."""
+        if self._stop_rule is None or self._held is None:
+            return
+        if self._sums is None or self._sums.samples == 0 or not self._ask_rule():
+            self.release()
+
+    def _ask_rule(self) -> bool:
+        """Stop, and give what was gathered, where the rule says so."""
+        assert self._stop_rule is not None and self._sums is not None
+        why_stop, answered = self._stop_rule
+        why = why_stop(self.figures())
+        if not why or answered.done():
+            return False
+        self._stop_rule = None
+        self._held = self._held or Future()
+        try:
+            self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+            sums = self._sums
+            answered.set_result(GradientSum(
+                sums.take(), sums.shapes, sums.samples, list(sums.batches),
+                self.progress, sums.sketch(), sums.rows(), why,
+            ))  # fmt: skip
+        except Exception as error:  # noqa: BLE001  raised again where it was asked for
+            answered.set_exception(error)
+        return True
+
+    @property
+    def batches_left_out(self) -> int:
+        """Batches whose gradient was not finite."""
+        return self._sums.left_out if self._sums else 0
+
+    def _step(self, mean: Vectors, *, missed: bool) -> None:
+        assert self._sums is not None
+        self.samples_dropped += self._sums.samples if missed else 0
+        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._untouched = None
+        self._sums.step(mean)
+        self._global_steps += 1
+
+    def _take_everything(self) -> Everything:
+        assert self._sums is not None
+        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        tensors = self._sums.everything()
+        return Everything(pack(tensors), shapes_of(tensors), self.progress, self._sums.sketch(), self._sums.rows())
+
+    def _replace(self, vectors: Vectors) -> None:
+        assert self._sums is not None
+        apply_exact(self._sums.everything(), vectors)
 
     # -- at a safe point
 
@@ -189,6 +320,7 @@ class ThreadReplica:
                     scalars[f"optimizer/{name}/{key}"] = value
         for name, buffer in self._attached.local_buffers.items():
             extras[f"buffer/{name}"] = buffer.detach().to("cpu", copy=True)
+        scalars |= options_of_optimizer(self._optimizer)
         return State(pack(self._attached.tensors), extras, scalars, signature(self._optimizer), self.progress)
 
     def _install(self, state: State) -> None:
@@ -211,8 +343,9 @@ class ThreadReplica:
             self._optimizer.state.pop(parameter, None)
             if moments.get(name):
                 self._optimizer.state[parameter] = moments[name]
-        self._inherited_steps = state.progress - self.steps
+        self._inherited_steps += state.progress - self.progress
         self._samples_averaged = self._samples
+        self._run_options = {"class": state.optimizer, **state.scalars}
         self.last_average = None
         self._untouched = state if self._untouched is not None else None
 
@@ -242,13 +375,3 @@ class ThreadReplica:
         if key == "step" and not (group.get("fused") or group.get("capturable")):
             return value.clone()
         return value.to(parameter.device, copy=True)
-
-
-def signature(optimizer: torch.optim.Optimizer) -> str:
-    """The class of an optimizer and the options that decide what state it keeps: another's state does not fit."""
-    options = sorted(
-        f"{name}={bool(value)}"
-        for name, value in optimizer.param_groups[0].items()
-        if name in ("amsgrad", "centered", "momentum", "nesterov")
-    )
-    return f"{type(optimizer).__name__}({', '.join(options)})"

@@ -1,0 +1,94 @@
+"""Large-batch steps: when a peer stops gathering samples, and which target batch a fleet can gather."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+TARGET, INVITED, TIME, BEHIND, AHEAD = "target", "invited", "time", "behind", "ahead"
+"""Why a peer stops: the swarm has the target; somebody calls for the step; the time is over; the others are a step
+further; or they will have the target before this peer could end another batch, for which everybody would wait."""
+AHEAD_OF_BATCH = 0.5
+MOST_BATCHES_UNTOLD = 1.5
+"""What a peer is thought to have gathered since it told: it may have paused."""
+WORTHWHILE = 1.5
+"""A batch is proposed where it differs from the target by at least this factor."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What one peer has gathered towards its next step, on a state of `step` steps, as it told at `told_at`.
+
+    `waits`: it has stopped.
+    """
+
+    peer_id: str
+    step: int
+    samples: float = 0.0
+    samples_per_second: float = 0.0
+    batch_seconds: float = 0.0
+    waits: bool = False
+    told_at: float = 0.0
+
+
+def level_of(steps: Iterable[int]) -> int:
+    """The step that most replicas are at; of two that are as frequent, the higher one. 0 for none."""
+    counts = Counter(steps)
+    return max(counts, key=lambda step: (counts[step], step), default=0)
+
+
+def samples_gathered(me: Gathered, others: Iterable[Gathered]) -> float:
+    """By all who are at this peer's step: what others gathered on older states does not count."""
+    return me.samples + sum(other.samples for other in others if other.step == me.step)
+
+
+def still_gather(me: Gathered, others: Iterable[Gathered]) -> list[Gathered]:
+    """The others at this peer's step that have not stopped."""
+    return [other for other in others if other.step == me.step and not other.waits]
+
+
+def why_stop(
+    me: Gathered, others: Sequence[Gathered], target_batch: int, now: float, *,
+    overdue: bool = False, invited: bool = False,
+) -> str:  # fmt: skip
+    """Why this peer gathers no more for this step; empty: it goes on. `overdue`: the time for one step is over.
+
+    It stops ahead where the others must have what is missing by now, at their usual pace, though they have not told it
+    yet. The slowest of all stops even where they will only have it within half of its next batch.
+    """
+    if level_of([me.step, *(other.step for other in others)]) > me.step:
+        return BEHIND
+    missing = target_batch - samples_gathered(me, others)
+    if missing <= 0:
+        return TARGET
+    if invited or overdue:
+        return INVITED if invited else TIME
+    running = still_gather(me, others)
+    slowest = all((other.batch_seconds, other.peer_id) < (me.batch_seconds, me.peer_id) for other in running)
+    coming = sum(
+        other.samples_per_second * min(max(0.0, now - other.told_at), MOST_BATCHES_UNTOLD * other.batch_seconds)
+        for other in running
+    )
+    if slowest:
+        coming += AHEAD_OF_BATCH * me.batch_seconds * sum(other.samples_per_second for other in running)
+    return AHEAD if running and coming >= missing else ""
+
+
+def proposed_batch(
+    samples_per_second: float, slowest_batch_seconds: float, target_batch: int, longest_seconds: float
+) -> int | None:
+    """A target that this fleet gathers well; None where the given one is.
+
+    It is gathered within half of `longest_seconds`, and not before the slowest peer has ended a batch: else all wait
+    for that one in each step.
+    """
+    if samples_per_second <= 0:
+        return None
+    most = samples_per_second * longest_seconds
+    least = samples_per_second * slowest_batch_seconds
+    if target_batch > most:
+        return max(1, int(most / 2))
+    if target_batch * WORTHWHILE < least <= most / 2:
+        return int(least) + 1
+    return None
