@@ -263,12 +263,12 @@ class _Steps:
         slowest = max(one.batch_seconds for one in fleet)
         self._peer.history.samples_per_second = rate
         batch = proposed_batch(rate, slowest, self._target_batch, self._longest_seconds)
-        if batch is None or len(self._peer.history.steps) < ADVISE_AFTER_STEPS:
+        too_much = batch is not None and batch < self._target_batch
+        if batch is None or (len(self._peer.history.steps) < ADVISE_AFTER_STEPS and not too_much):
             return
         if self._advised / ADVISE_AGAIN < batch < self._advised * ADVISE_AGAIN:
             return
         self._advised = batch
-        too_much = batch < self._target_batch
         why = (
             f"that takes longer than gather_timeout_seconds={self._longest_seconds:g}"
             if too_much
