@@ -14,7 +14,8 @@ JOINED, CATCHING_UP, TRAINING = "joined", "catching up", "training"
 class Record(Message, frozen=True):
     """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series.
 
-    In gradient mode `gathered` samples are those towards its next step, and `waits` says that it has stopped for it.
+    In gradient mode `gathered` samples are those towards its next step, and `waits` says that it has stopped for it. A
+    newcomer that can not keep up with the steps it missed needs `behind_seconds` for them, and asks to be waited for.
     """
 
     peer_id: str
@@ -29,6 +30,7 @@ class Record(Message, frozen=True):
     gathered: float = 0.0
     samples_per_second: float = 0.0
     waits: bool = False
+    behind_seconds: float = 0.0
     averagings: int = 0
     bandwidth: float | None = None
     first_batch: str = ""

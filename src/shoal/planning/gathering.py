@@ -9,7 +9,7 @@ from dataclasses import dataclass
 TARGET, INVITED, TIME, BEHIND, AHEAD = "target", "invited", "time", "behind", "ahead"
 """Why a peer stops: the swarm has the target; somebody calls for the step; the time is over; the others are a step
 further; or they will have the target before this peer could end another batch, for which everybody would wait."""
-AHEAD_OF_BATCH = 0.5
+AHEAD_OF_BATCH, SLOWEST_AHEAD_OF_BATCH = 0.25, 0.5
 MOST_BATCHES_UNTOLD = 1.5
 """What a peer is thought to have gathered since it told: it may have paused."""
 WORTHWHILE = 1.5
@@ -54,8 +54,8 @@ def why_stop(
 ) -> str:  # fmt: skip
     """Why this peer gathers no more for this step; empty: it goes on. `overdue`: the time for one step is over.
 
-    It stops ahead where the others must have what is missing by now, at their usual pace, though they have not told it
-    yet. The slowest of all stops even where they will only have it within half of its next batch.
+    It stops ahead where the others, at their usual pace, have what is missing by now and have not told it yet, or will
+    have it within a quarter of this peer's next batch; within half of it, where this peer is the slowest.
     """
     if level_of([me.step, *(other.step for other in others)]) > me.step:
         return BEHIND
@@ -66,12 +66,12 @@ def why_stop(
         return INVITED if invited else TIME
     running = still_gather(me, others)
     slowest = all((other.batch_seconds, other.peer_id) < (me.batch_seconds, me.peer_id) for other in running)
+    ahead_seconds = (SLOWEST_AHEAD_OF_BATCH if slowest else AHEAD_OF_BATCH) * me.batch_seconds
     coming = sum(
-        other.samples_per_second * min(max(0.0, now - other.told_at), MOST_BATCHES_UNTOLD * other.batch_seconds)
+        other.samples_per_second
+        * (ahead_seconds + min(max(0.0, now - other.told_at), MOST_BATCHES_UNTOLD * other.batch_seconds))
         for other in running
     )
-    if slowest:
-        coming += AHEAD_OF_BATCH * me.batch_seconds * sum(other.samples_per_second for other in running)
     return AHEAD if running and coming >= missing else ""
 
 

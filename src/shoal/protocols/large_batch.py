@@ -19,7 +19,7 @@ import asyncio
 import dataclasses
 
 from shoal.core.errors import NobodyThere, OutOfStep, RemoteError, RoundError, TensorError
-from shoal.overlay.member_record import TRAINING
+from shoal.overlay.member_record import CATCHING_UP, TRAINING
 from shoal.planning.gathering import AHEAD, BEHIND, Gathered, level_of, proposed_batch, still_gather, why_stop
 from shoal.protocols.averaging import AllReduce
 from shoal.protocols.history import Given, GlobalStep
@@ -31,7 +31,7 @@ from shoal.tensors.flat import Vectors
 
 EVERYTHING_EVERY_STEPS = 100
 TELL_SECONDS = 0.05
-PAUSE_SECONDS = 0.2
+PAUSE_SECONDS, OVERDUE_WITHIN_SECONDS = 0.2, 1e-3
 ADVISE_AFTER_STEPS, ADVISE_AGAIN = 5, 1.25
 """Measurements settle first. The same advice is not repeated until its figure has changed by this factor."""
 
@@ -59,15 +59,30 @@ async def step_together(
 
 
 async def _catch_up(peer: Peer, replica: Replica) -> None:
-    """Take the steps that the others have taken, with their mean gradients. Raises OutOfStep where those are gone."""
-    before = replica.progress
-    while (level := level_of(record.progress for record in peer.members.others(TRAINING).values())) > replica.progress:
+    """Take the steps that the others have taken, with their mean gradients. Raises OutOfStep where those are gone.
+
+    A newcomer on a slow line, for which there is more to take with each step, asks the others to wait.
+    """
+    before, began_at = replica.progress, peer.clock.now()
+    first_missing = None
+    while (missing := _level(peer) - replica.progress) > 0:
+        first_missing = first_missing or missing
+        taken = replica.progress - before
+        if taken and missing >= first_missing and peer.members.me.state == CATCHING_UP:
+            seconds = missing * (peer.clock.now() - began_at) / taken
+            peer.members.update(behind_seconds=seconds)
+            peer.members.tell_figures()
         mean = await peer.mean_gradients.fetch(replica.progress + 1, replica.gradient_shapes)
         if mean is None:
-            raise OutOfStep(f"at step {replica.progress}, the others at {level}: nobody keeps the gradients in between")
+            raise OutOfStep(f"at step {replica.progress}, {missing} behind: nobody keeps the gradients in between")
         await replica.step(mean, missed=True)
+    peer.members.update(behind_seconds=0.0)
     if replica.progress > before:
         peer.log.add("repaired", f"from step {before} to {replica.progress}, with the others' mean gradients")
+
+
+def _level(peer: Peer) -> int:
+    return level_of(record.progress for record in peer.members.others(TRAINING).values())
 
 
 class _Steps:
@@ -142,7 +157,7 @@ class _Steps:
         return None
 
     async def _sum(self) -> GradientSum | None:
-        self._overdue = False
+        self._see()
         asking = asyncio.create_task(self._replica.gradient_sum(self.why_stop), name=f"{self._peer.id[:6]} gather")
         try:
             while not (asking.done() or self._peer.leaving):
@@ -166,14 +181,19 @@ class _Steps:
 
     async def _stirred(self, *asking: asyncio.Task[GradientSum]) -> None:
         """Return when something happened, or the time for this step is over."""
-        until = self._began_at + self._longest_seconds
         stirring = asyncio.create_task(self._peer.stir.wait())
-        left = until - self._peer.clock.now()
-        await asyncio.wait([*asking, stirring], timeout=left if left > 0 else None, return_when=asyncio.FIRST_COMPLETED)
+        left = None if self._overdue else self._seconds_left()
+        await asyncio.wait([*asking, stirring], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         stirring.cancel()
         self._peer.stir.clear()
-        self._overdue = self._peer.clock.now() >= until
+        self._see()
+
+    def _see(self) -> None:
+        self._overdue = self._seconds_left() < OVERDUE_WITHIN_SECONDS
         self._invited = self._peer.rolls.invited_to(STEP)
+
+    def _seconds_left(self) -> float:
+        return self._began_at + self._longest_seconds - self._peer.clock.now()
 
     # -- stepping
 
@@ -242,9 +262,8 @@ class _Steps:
         given = {self._peer.id: Given(gathered.samples, tuple(gathered.batches))}
         if outcome is not None:
             members = zip(outcome.roll.members, outcome.roll.weights, outcome.roll.batches, strict=True)
-            given = {
-                who: Given(samples, tuple(batches)) for who, samples, batches in members if who in outcome.contributed
-            }
+            inside = outcome.roll.members if outcome.exact else outcome.contributed
+            given = {who: Given(samples, tuple(batches)) for who, samples, batches in members if who in inside}
         for who, (code, reason) in (roll.turned_away if roll else {}).items():
             if code == DIVERGED:
                 self._peer.log.add("diverged", _diverged(reason, gathered.rows), who)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
 from shoal.net.envelope import Message
 from shoal.net.host import PARTED, Host
-from shoal.overlay.member_record import TRAINING, Record
+from shoal.overlay.member_record import CATCHING_UP, TRAINING, Record
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.planning.collector import collector_of, roll_deadline_seconds
@@ -251,8 +251,9 @@ class RollBook:
         self._hear_invitation(series, number, self._host.peer_id)
         self._invite_all(series, number, roll)
         if series != CALL:
-            steps = [record.step_seconds for record in self._participants(series).values()]
-            patience_seconds = min(patience_seconds, roll_deadline_seconds(steps))
+            step_seconds = [record.step_seconds for record in self._participants(series).values()]
+            behind_seconds = [record.behind_seconds for record in self._asking_to_wait(series)]
+            patience_seconds = min(patience_seconds, roll_deadline_seconds(step_seconds + behind_seconds))
         try:
             async with asyncio.timeout(patience_seconds):
                 while not (roll.superseded or roll.found or self._all_called(series, number, roll)):
@@ -314,6 +315,7 @@ class RollBook:
         awaited = self._awaited(series, number)
         if series == STEP:
             awaited -= self._far_behind(roll)
+            awaited |= {record.peer_id for record in self._asking_to_wait(series)}
         return awaited | roll.unanswered.keys() <= roll.callers.keys()
 
     # -- both
@@ -344,6 +346,11 @@ class RollBook:
         """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
         step = max((here.stand.step for here in roll.callers.values() if here.stand), default=0)
         return {peer_id for peer_id, record in self._participants(STEP).items() if record.progress < step - 1}
+
+    def _asking_to_wait(self, series: str) -> list[Record]:
+        """Newcomers that would never take the steps which they missed as fast as the others take new ones."""
+        everybody = self._register.everybody(CATCHING_UP).values() if series == STEP else ()
+        return [record for record in everybody if record.behind_seconds > 0]
 
     def _is_live(self, peer_id: str) -> bool:
         return peer_id == self._host.peer_id or self._host.linked(peer_id)
