@@ -81,6 +81,8 @@ class GradientSums:
         taken, self._taken = self._taken, []
         scale, found_inf = (getattr(self._optimizer, name, None) for name in AMP)
         present = [gradient for gradient in taken if gradient is not None]
+        if not present:
+            return  # a step without a backward
         if any(gradient.layout is not torch.strided for gradient in present):
             raise AttachError("sparse gradients can't be gathered: use sparse=False")
         if (found_inf is not None and bool(found_inf)) or not _all_finite(present):

@@ -152,7 +152,7 @@ class Swarm:
             take_part(peer, replica, replica.schema, wanted, default, build_strategy, on_training)
         )
         taking_part.add_done_callback(lambda done: on_training())
-        taking_part.add_done_callback(lambda done: replica.release())
+        taking_part.add_done_callback(lambda done: replica.end())
         try:
             self._wait(training, math.inf, self._what_attach_waits_for)
         except BaseException as error:

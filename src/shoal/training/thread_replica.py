@@ -115,6 +115,7 @@ class ThreadReplica:
         self.samples_dropped = 0.0
         self._stop_rule: tuple[Callable[[Figures], str], Future[GradientSum]] | None = None
         self._held: Future[None] | None = None
+        self._over = False
         self._counted: float | None = None
         self._last_step_at: float | None = None
         self._notice: tuple[int, Callable[[], None], asyncio.AbstractEventLoop] | None = None
@@ -159,6 +160,8 @@ class ThreadReplica:
         self._mailbox.work()
         if self._stop_rule is not None:
             self._ask_rule()
+        elif self._sums is not None and not self._over:
+            self._held = Future()  # the strategy is about to say when to stop, or repairs this replica
         if self._held is not None:
             self._mailbox.work_until(self._held, math.inf)
         self._last_step_at = now if self._sums is None else time.monotonic()  # what was waited for is no work
@@ -172,15 +175,19 @@ class ThreadReplica:
         self.step_seconds += share * (seconds - self.step_seconds)
         self._step_samples += share * (samples - self._step_samples)
 
-    def release(self) -> None:
-        """From any thread: nobody will take the step that the training thread waits for."""
+    def end(self) -> None:
+        """From any thread: nobody will take the step that the training thread waits for, or might wait for."""
+        self._over = True
+        self._release()
+
+    def _release(self) -> None:
         held, self._held = self._held, None
         if held is not None and not held.done():
             held.set_result(None)
 
     def detach(self) -> None:
         """The optimizer's steps are its own again."""
-        self.release()
+        self.end()
         if self._sums is not None:
             self._sums.detach()
 
@@ -248,7 +255,7 @@ class ThreadReplica:
         if self._stop_rule is None or self._held is None:
             return
         if self._sums is None or self._sums.samples == 0 or not self._ask_rule():
-            self.release()
+            self._release()
 
     def _ask_rule(self) -> bool:
         """Stop, and give what was gathered, where the rule says so."""
