@@ -162,6 +162,8 @@ class ThreadReplica:
             self._ask_rule()
         elif self._sums is not None and not self._over:
             self._held = Future()  # the strategy is about to say when to stop, or repairs this replica
+            if self._over:
+                self._release()  # it ended in this very moment
         if self._held is not None:
             self._mailbox.work_until(self._held, math.inf)
         self._last_step_at = now if self._sums is None else time.monotonic()  # what was waited for is no work
