@@ -171,4 +171,4 @@ class Fleet:
 
 
 def farthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
