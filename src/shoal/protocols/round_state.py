@@ -45,7 +45,7 @@ class Held:
 def held_as(attempt: int, weight: float, contributors: tuple[int, ...], values: Tensor) -> Held:
     """A mean that this member has just reduced."""
     content = as_bytes(values) if weight > 0 else b""
-    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
     return Held((attempt, digest), weight, contributors, values if weight > 0 else None)
 
 
