@@ -267,7 +267,7 @@ def training_figures(series: Series) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name in ("without", "with"):
         seconds, cpu = zip(*(step for block in series[name] for step in block), strict=True)
-        p99 = statistics.quantiles(seconds, n=100)[98]
+        p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
         figures[name] = {"steps": len(seconds), "mean": statistics.mean(seconds), "median": statistics.median(seconds)}
         figures[name] |= {"p99": p99, "max": max(seconds), "cpu": statistics.mean(cpu)}
     means = {name: [statistics.mean(step[0] for step in block) for block in series[name]] for name in figures}
