@@ -31,6 +31,7 @@ acceptance: $(STAMP)      ## real time, real kills, many repeats; prints the fig
 
 bench: $(STAMP)           ## speeds, as ratios measured interleaved in one run
 	$(BIN)/python benchmarks/averaging.py
+	$(BIN)/python benchmarks/training_thread.py
 	$(BIN)/python benchmarks/directory.py
 
 clean:

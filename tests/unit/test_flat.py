@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.core.errors import TensorError
-from shoal.tensors.flat import as_bytes, check_shapes, check_tensors, pack, shapes_of, slices, unpack
+from shoal.tensors.flat import all_finite, as_bytes, check_shapes, check_tensors, pack, shapes_of, slices, unpack
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -146,3 +146,14 @@ def test_the_type_counts_as_well_as_the_shape() -> None:
 
 def test_shapes_that_came_over_the_wire_as_lists_are_the_same() -> None:
     check_shapes(shapes_of([torch.ones(2, 3)]), [([2, 3], "float32")])
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_finite_values_whose_sum_overflows_are_finite(dtype) -> None:
+    large = torch.full((2000,), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(large)
+    assert all_finite(torch.empty(0, dtype=dtype))
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        large[1234] = bad
+        assert not all_finite(large)
+    assert not all_finite(torch.tensor([float("inf"), float("-inf")], dtype=dtype))

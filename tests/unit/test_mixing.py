@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.tensors.flat import pack, unpack
-from shoal.tensors.mixing import PartMean, apply_difference, apply_exact
+from shoal.tensors.mixing import CHUNK, PartMean, apply_difference, apply_exact
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -115,6 +115,24 @@ def test_the_difference_rule_keeps_the_steps_taken_meanwhile(dtype) -> None:
     for tensor, wanted in zip(tensors, expected, strict=True):
         step = torch.finfo(tensor.dtype).eps
         assert torch.allclose(tensor.detach().double(), wanted, rtol=step, atol=step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
+def test_the_difference_rule_is_its_formula_bit_for_bit(dtype, size) -> None:
+    """Chunk by chunk as all at once; an element that is as it was becomes the average itself."""
+    torch.manual_seed(6)
+    tensors = [torch.randn(size).to(dtype), torch.randn(3, 5).to(dtype).t()]
+    snapshot = pack(tensors)
+    average = tuple(torch.randn(len(vector), dtype=vector.dtype) for vector in snapshot)
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.add_((torch.randn(tensor.shape) * (torch.rand(tensor.shape) < 0.5)).to(dtype))
+    (now,) = (vector for vector in pack(tensors) if len(vector))
+    (mean,), (old,) = ([vector for vector in vectors if len(vector)] for vectors in (average, snapshot))
+    expected = torch.where(now == old, mean, now + (mean - old)).to(dtype)
+    apply_difference(tensors, average, snapshot)
+    assert torch.equal(torch.cat([tensor.reshape(-1) for tensor in tensors]), expected)
 
 
 def test_the_difference_rule_with_an_unchanged_average_changes_no_bit() -> None:

@@ -135,7 +135,7 @@ async def butterfly(
             host.sent.total_bytes - sent, host.received.total_bytes - received,
             obtained_at - started_at, clock.now() - obtained_at, _part_reports(round_),
         )  # fmt: skip
-        vectors = round_.settle()
+        vectors = round_.settle(rounds.memory)
         rounds.ended(round_)
         return RoundResult(vectors, _mass(report.parts), report)
     round_.fail()

@@ -23,7 +23,8 @@ from shoal.net.host import Host
 from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
 from shoal.planning.versions import Version, Versions, reducer_order
 from shoal.protocols.round_record import LEFT_OUT, Given, Group, PartMeanSent
-from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, as_bytes
+from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, all_finite, as_bytes, empty_vectors
+from shoal.tensors.memory import Memory
 
 DIGEST_BYTES = 16
 OBTAINING, CLOSING, SETTLED, FAILED = "obtaining", "closing", "settled", "failed"
@@ -44,7 +45,7 @@ class Held:
 def held_as(attempt: int, weight: float, contributors: tuple[int, ...], values: Tensor) -> Held:
     """A mean that this member has just reduced."""
     content = as_bytes(values) if weight > 0 else b""
-    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
     return Held((attempt, digest), weight, contributors, values if weight > 0 else None)
 
 
@@ -194,7 +195,7 @@ class Round:
         values = None
         if weight > 0:
             values = self.read_values(index, payload)
-            if not torch.isfinite(values).all():
+            if not all_finite(values):
                 raise ProtocolError(f"mean {index} is not finite")
         elif len(payload) or not 0 <= index < len(self.parts):
             raise ProtocolError(f"mean {index} has no weight, and {len(payload)} bytes")
@@ -218,9 +219,9 @@ class Round:
 
     # -- the end
 
-    def settle(self) -> Vectors:
+    def settle(self, memory: Memory) -> Vectors:
         """The result stands: new vectors, and what the others may still ask for lies in them."""
-        result = torch.empty_like(self.vectors[0]), torch.empty_like(self.vectors[1])
+        result = empty_vectors((len(self.vectors[0]), len(self.vectors[1])), memory)
         for index, held in enumerate(self.held):
             assert held is not None
             part = self.parts[index]

@@ -34,6 +34,7 @@ from shoal.protocols.round_record import (
 )
 from shoal.protocols.round_record import FAILED as ROUND_FAILED
 from shoal.protocols.round_state import DIGEST_BYTES, FAILED, SETTLED, Round
+from shoal.tensors.memory import Memory
 
 FIND_SECONDS = BEGIN_SECONDS + 1.0
 """A member may come to a round a moment later than those who open streams to it."""
@@ -51,6 +52,7 @@ class Rounds:
         self._ended: dict[str, Ended] = {}
         self._opened = asyncio.Event()
         self.dropped: Counter[str] = Counter()
+        self.memory = Memory(kept=1)  # of results
         host.serve_stream(Begin, self._reduce)
         host.serve_stream(Recover, self._recover)
         host.serve(AskVersions, self._versions)
@@ -61,7 +63,7 @@ class Rounds:
         where = round_.group.where
         earlier = [old for old in self._rounds if old.series == where.series]
         for old in earlier[: max(0, len(earlier) - KEPT_ROUNDS + 1)]:
-            del self._rounds[old]
+            self._rounds.pop(old)[0].on_lost.clear()  # or its values would stay until the garbage is collected
         self._rounds[where] = round_, reducer
         self._newest[where.series] = where
         self._opened.set()

@@ -20,7 +20,8 @@ from torch import nn
 
 from shoal.core.errors import ModelMismatch, RoundError
 from shoal.protocols.replica import Everything, Figures, GradientSum, Snapshot, State, StopRule
-from shoal.tensors.flat import Shapes, Vectors, pack, shapes_of
+from shoal.tensors.flat import Shapes, Vectors, all_finite, pack, shapes_of
+from shoal.tensors.memory import Memory
 from shoal.tensors.mixing import apply_difference, apply_exact
 from shoal.training.gradient_sums import GradientSums
 from shoal.training.optimizer_options import check_options, options_of_optimizer, signature
@@ -108,6 +109,7 @@ class ThreadReplica:
         self.steps = 0
         self.step_seconds = 0.0
         self.last_average: Vectors | None = None
+        self._memory = Memory(kept=2)  # of the snapshot, and of what the tensors become
         self._inherited_steps = self._global_steps = 0
         self._samples = self._samples_averaged = self._step_samples = 0.0
         self._sums: GradientSums | None = None
@@ -306,13 +308,13 @@ class ThreadReplica:
 
     def _take_snapshot(self) -> Snapshot:
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
-        vectors = pack(self._attached.tensors)
+        vectors = pack(self._attached.tensors, self._memory)
         return Snapshot(vectors, self.steps, self._samples, self._samples - self._samples_averaged)
 
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
         try:
-            apply_difference(self._attached.tensors, average, snapshot.vectors)
+            apply_difference(self._attached.tensors, average, snapshot.vectors, self._memory)
         finally:  # it is written whole even where an interrupt ends it
             self._samples_averaged = snapshot.samples
             self.last_average = average
@@ -370,7 +372,7 @@ class ThreadReplica:
                 continue
             if isinstance(value, torch.Tensor):
                 same_shape = value.numel() == 1 or value.shape == self._attached.parameters[name].shape
-                if not same_shape or not torch.isfinite(value).all():
+                if not same_shape or not all_finite(value):
                     return {}
             found[name][key] = self._placed(value, key, name)
         return found
