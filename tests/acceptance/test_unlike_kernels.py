@@ -42,7 +42,7 @@ def batch():
     return inputs, (inputs[:, :10] + inputs[:, 10:20].sin()).argmax(1)
 
 def train(until_step):
-    while swarm.report().progress < until_step:
+    while swarm.progress < until_step:
         inputs, targets = batch()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()

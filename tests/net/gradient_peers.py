@@ -130,7 +130,7 @@ class Fleet:
             if scheduler is not None:
                 scheduler.step()
             optimizer.zero_grad()
-            progress = swarm._replica.progress
+            progress = swarm.progress
             if self.keep:
                 by_step[progress] = [parameter.detach().clone() for parameter in net.parameters()]
 

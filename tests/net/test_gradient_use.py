@@ -229,9 +229,9 @@ class Two:
         """Both give one batch, which is the target, and take the step."""
 
         def one(who: int) -> None:
-            before = self.swarms[who]._replica.progress
+            before = self.swarms[who].progress
             loss_of(self.models[who], data(who, batch)).backward()
-            while self.swarms[who]._replica.progress == before:
+            while self.swarms[who].progress == before:
                 self.optimizers[who].step()
                 self.swarms[who].sync_point()
                 time.sleep(0.002)

@@ -110,6 +110,14 @@ class Swarm:
             for r in list(members.values())
         ]
 
+    @property
+    def progress(self) -> int:
+        """Optimizer steps behind the attached model's state, also those of others before it was taken over from them.
+
+        Where the run averages gradients: steps of the swarm. 0 before `attach`.
+        """
+        return self._replica.progress if self._replica is not None else 0
+
     # -- taking part
 
     def attach(
