@@ -75,7 +75,8 @@ def press(command: Command, way: str) -> None:
         pytest.param("twice", marks=pytest.mark.acceptance),
     ],
 )
-def test_ctrl_c_on_shoal_run_ends_all_its_peers(bench: Bench, way: str) -> None:
+def test_check_26_ctrl_c_on_shoal_run_ends_all_its_peers(bench: Bench, way: str) -> None:
+    """Moshpit reference, section 7, check 26: in less than 10 s, and no process is left."""
     count = 3 if way == "terminal" else 2
     command = bench.shoal("run", "train.py", "--run", "birds", "--listen", "127.0.0.1:0", "--peers", str(count))
     peers_that_average(command, count)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from gradient_peers import BATCH, data, farthest, loss_of, model
@@ -61,6 +64,29 @@ def test_check_20_a_lone_peer_trains_as_without_shoal(strategy: Any) -> None:
     assert farthest(list(net.parameters()), list(plain.parameters())) < 1e-5
     assert not report.failures
     assert report.progress == 200 // accumulate
+
+
+def test_check_26_the_users_signal_handlers_stay_and_nothing_is_forked(swarm) -> None:
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    net = model()
+    net, optimizer = swarm.attach(net, torch.optim.SGD(net.parameters(), lr=0.005), batch_size=BATCH)
+    train(net, optimizer, range(1, 9))
+    assert handlers == {number: signal.getsignal(number) for number in signal.valid_signals()}
+    assert not psutil.Process().children()
+
+
+def test_ctrl_c_reaches_a_loop_that_waits_for_the_swarm(two: Two) -> None:
+    """The other peer does not come to its safe point for a second, and this one waits for it, in optimizer.step()."""
+    loss_of(two.models[0], data(0, 1)).backward()
+    two.optimizers[0].step()  # half of the target
+    loss_of(two.models[0], data(0, 2)).backward()
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        two.optimizers[0].step()
+    assert 0.2 < time.monotonic() - began < 0.9
+    two.swarms[0].leave()
+    assert time.monotonic() - began < 4
 
 
 # ---------------------------------------------------------------- what can't be gathered
