@@ -90,7 +90,9 @@ def test_an_option_that_only_the_run_has_is_refused_too() -> None:
 def test_another_model_is_refused_with_the_first_tensor_that_differs(schema, message) -> None:
     with pytest.raises(ModelMismatch) as error:
         check_schema(COMPLETE, schema)
-    assert str(error.value) == message
+    assert (
+        str(error.value) == f"{message}; all peers of a run attach the same model, and train the same parameters of it"
+    )
 
 
 # ---------------------------------------------------------------- which of two runs stays

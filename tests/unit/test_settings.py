@@ -80,6 +80,13 @@ def test_an_address_tells_the_runs_name() -> None:
         read(run=None, peers=[PLAIN])
 
 
+def test_addresses_of_two_runs_are_refused_without_their_secrets() -> None:
+    with pytest.raises(OptionError) as error:
+        read(peers=[WITH_SECRET, f"shoal://{ID}@h:1/another-secret"])
+    assert "another-secret" not in str(error.value)
+    assert MADE not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "bounds"),
     [

@@ -106,10 +106,15 @@ class NobodyThere(AveragingError):
 
 
 class RoundError(AveragingError):
-    """The group round failed; `reason` says why, `members` (peer ids) who was in it, `number` which averaging."""
+    """The group round failed; `reason` says why, `members` (peer ids) who was in it, `number` which averaging.
+
+    `number` 0 and no members: it failed before it had any.
+    """
 
     def __init__(self, reason: str, number: int = 0, members: tuple[str, ...] = ()) -> None:
-        super().__init__(f"averaging {number} of {len(members)} members failed: {reason}; nothing was changed")
+        which = f"averaging {number}" if number else "an averaging"
+        among = f" of {len(members)} members" if members else ""
+        super().__init__(f"{which}{among} failed: {reason}; nothing was changed")
         self.reason, self.number, self.members = reason, number, members
 
 

@@ -14,8 +14,9 @@ KEPT_EVENTS = 1000
 class Event:
     """One thing that happened, seen from one peer.
 
-    `kind` is one of joined, left, lost, refused, averaged, failed, downloaded, late, yielded, warning, advice
-    (something a person should change), fault (a defect of shoal).
+    `kind` is one of joined, left, lost, refused, averaged, failed, late, downloaded, behind, repaired, diverged,
+    yielded, warning, advice (something a person should change), fault (a defect of shoal). docs/reference/errors.md
+    has an example of each. `peer_id` is the other peer that it is about; empty where it is about none, or this one.
     `at_seconds` counts from the moment this peer joined.
     """
 

@@ -11,6 +11,7 @@ from shoal.net.handshake import PROTOCOL_VERSION
 Options = dict[str, str | int | float | bool | None]
 Schema = list[tuple[str, tuple[int, ...], str]]
 """Name, shape and dtype of each tensor that is averaged, in order."""
+SAME_MODEL = "all peers of a run attach the same model, and train the same parameters of it"
 
 
 class Charter(Message, frozen=True):
@@ -51,12 +52,12 @@ def check_schema(charter: Charter, ours: Schema) -> None:
         return
     for mine, theirs in zip(ours, charter.schema, strict=False):
         if mine != theirs:
-            raise ModelMismatch(f"this model has {_told(mine)} where the run's model has {_told(theirs)}")
+            raise ModelMismatch(f"this model has {_told(mine)} where the run's model has {_told(theirs)}; {SAME_MODEL}")
     if len(ours) != len(charter.schema):
         longer, whose = (
             (ours, "only this model") if len(ours) > len(charter.schema) else (charter.schema, "only the run's model")
         )
-        raise ModelMismatch(f"{whose} has {_told(longer[min(len(ours), len(charter.schema))])}")
+        raise ModelMismatch(f"{whose} has {_told(longer[min(len(ours), len(charter.schema))])}; {SAME_MODEL}")
 
 
 def _told(entry: tuple[str, tuple[int, ...], str]) -> str:

@@ -121,7 +121,9 @@ async def butterfly(
             obtained_at = clock.now()
             exchanges = await contained(close(round_, reducer))
     except TimeoutError:
-        failure: BaseException = failed(round_, f"not done within {timeout_seconds:g} s")
+        failure: BaseException = failed(
+            round_, f"not done within the {timeout_seconds:.1f} s that timeout_seconds left it"
+        )
     except ExceptionGroup as errors:
         failure = root_cause(errors)
     except RoundError as error:

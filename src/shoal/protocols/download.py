@@ -243,7 +243,9 @@ class Download:
                 continue
             if not manifests:
                 told = "; ".join(f"{peer_id[:8]}: {reason}" for peer_id, reason in reasons.items())
-                raise DownloadError(f"no live peer can give the run's state ({told or 'nobody is training'})")
+                raise DownloadError(
+                    f"no live peer can give the run's state ({told or 'nobody is training'}); start again once one does"
+                )
             manifest = max(manifests.values(), key=lambda offered: (offered.layout.number, offered.layout.progress))
             self.progress.kept_bytes = sum(
                 len(self._checked[digest]) for digest in dict.fromkeys(manifest.hashes) if digest in self._checked

@@ -104,7 +104,7 @@ class Node:
         """Run a coroutine on the network thread."""
         if not self.alive:
             work.close()
-            raise LeftError("the network thread of this swarm has ended")
+            raise LeftError("the network thread of this swarm has ended; join again for a new swarm")
         return self._thread.submit(work)
 
     def call_soon(self, work: Callable[[], None]) -> None:

@@ -47,7 +47,10 @@ def check_options(optimizer: torch.optim.Optimizer, of_run: Mapping[str, object]
     if not of_run:
         return
     if of_run.get("class") != signature(optimizer):
-        raise AttachError(f"this peer's optimizer is {signature(optimizer)}, the run's is {of_run.get('class')}")
+        raise AttachError(
+            f"this peer's optimizer is {signature(optimizer)}, the run's is {of_run.get('class')}: with "
+            f"average='gradients' all peers take the same step"
+        )
     for name, value in options_of_optimizer(optimizer).items():
         theirs = of_run.get(name)
         same = isinstance(theirs, bool | int | float) and isclose(float(value or 0), theirs, rel_tol=1e-6)

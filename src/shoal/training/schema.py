@@ -13,6 +13,7 @@ from shoal.tensors.flat import HALF_DTYPES, WIRE_DTYPES, dtype_name
 
 COMPILED_PREFIX = "_orig_mod."
 """torch.compile puts this before every name; compiled and plain peers train together."""
+AS_ATTACHED = "keep shapes and requires_grad as they were at attach, or leave and join again"
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,15 @@ def check_unchanged(model: nn.Module, optimizer: torch.optim.Optimizer, schema: 
     try:
         now = attached(model, optimizer)
     except AttachError as error:
-        raise SchemaChanged(f"the attached model changed: {error}") from None
+        raise SchemaChanged(f"the attached model changed: {error}; {AS_ATTACHED}") from None
     for before, after in zip(schema, now.schema, strict=False):
         if before != after:
-            raise SchemaChanged(f"the attached model changed: {before[0]} {before[1]} {before[2]} is now {after}")
+            was = f"{before[0]} {before[1]} {before[2]}"
+            raise SchemaChanged(f"the attached model changed: {was} is now {after}; {AS_ATTACHED}")
     if len(schema) != len(now.schema):
         changed = {entry[0] for entry in schema} ^ {entry[0] for entry in now.schema}
-        raise SchemaChanged(f"the attached model changed: {', '.join(sorted(changed))} came or went (requires_grad?)")
+        names = ", ".join(sorted(changed))
+        raise SchemaChanged(f"the attached model changed: {names} came or went (requires_grad?); {AS_ATTACHED}")
     return now
 
 

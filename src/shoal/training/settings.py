@@ -83,7 +83,8 @@ def read_settings(
     given = secret if secret is not None else os.environ.get("SHOAL_SECRET") or None
     secrets = {address.secret for address in addresses if address.secret}
     if given is None and len(secrets) > 1:
-        raise OptionError("peers", list(peers), "addresses of one run: these have different secrets")
+        shown = [str(Address(address.peer_id, address.endpoints)) for address in addresses]
+        raise OptionError("peers", shown, "addresses of one run: these have different secrets")
     if given is not None:
         check_secret(given)
     where = listen if listen is not None else os.environ.get("SHOAL_LISTEN") or None
