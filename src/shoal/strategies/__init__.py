@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.errors import CharterMismatch
+from shoal.core.errors import MismatchError, OptionError
 from shoal.overlay.charter import Options
 from shoal.strategies.allreduce import AllReduce
 from shoal.strategies.moshpit import Moshpit
@@ -12,9 +12,13 @@ STRATEGIES: dict[str, type[AnyStrategy]] = {"AllReduce": AllReduce, "Moshpit": M
 
 
 def build_strategy(options: Options) -> AnyStrategy:
-    """The strategy that a charter names. Raises CharterMismatch when this shoal does not have it."""
+    """The strategy that a charter names. Raises MismatchError when this version of shoal does not have it."""
     name = options.get("name")
-    if name not in STRATEGIES:
-        raise CharterMismatch("strategy", f"one of {', '.join(STRATEGIES)}", name)
     values = {field: value for field, value in options.items() if field != "name"}
-    return STRATEGIES[str(name)](**values)  # type: ignore[arg-type]
+    try:
+        return STRATEGIES[str(name)](**values)  # type: ignore[arg-type]
+    except KeyError:
+        problem = f"this version of shoal has {', '.join(STRATEGIES)}"
+    except (TypeError, OptionError) as error:
+        problem = f"this version of shoal does not understand its options ({error})"
+    raise MismatchError(f"this run's strategy is {name}, and {problem}: install the version that the run has")

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import AttachError, LeftError, OptionError
+from shoal.core.errors import AttachError, LeftError, OptionError, RoundError
 from shoal.core.events import Event
 from shoal.protocols.roll_record import CALL
 from shoal.protocols.taking_part import take_part
@@ -315,7 +315,7 @@ class Swarm:
         until = time.monotonic() + timeout_seconds
         while not self._mailbox.work_until(future, min(SAY_EVERY_SECONDS, until - time.monotonic())):
             if time.monotonic() >= until:
-                raise TimeoutError(f"the network thread did not answer within {timeout_seconds:g} s")
+                raise RoundError(f"the network thread did not answer within {timeout_seconds:g} s")
             if what is not None:
                 say(f"this peer {what()} (other peers here: {len(self.peers())})")
 

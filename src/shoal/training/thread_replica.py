@@ -28,7 +28,8 @@ from shoal.training.optimizer_options import check_options, options_of_optimizer
 from shoal.training.schema import attached, check_unchanged
 
 Result = TypeVar("Result")
-STEP_SMOOTHING = 0.2
+STEP_SMOOTHING, LONGEST_STEP = 0.2, 4.0
+"""A step that took more than 4 x the usual was a pause: an evaluation, a checkpoint. Who has become slower is, soon."""
 FIRST_STEP_SECONDS = 2.0
 """How long a state is waited for before the first step; then the one of `attach` is given."""
 
@@ -176,6 +177,8 @@ class ThreadReplica:
 
     def _measure(self, seconds: float, samples: float) -> None:
         share = STEP_SMOOTHING if self.step_seconds else 1.0
+        if self.step_seconds:
+            seconds = min(seconds, LONGEST_STEP * self.step_seconds)
         self.step_seconds += share * (seconds - self.step_seconds)
         self._step_samples += share * (samples - self._step_samples)
 
