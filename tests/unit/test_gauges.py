@@ -122,7 +122,7 @@ def test_an_allowance_is_so_many_at_once_and_so_many_a_second_after_that() -> No
     allowance = Allowance(3, 10.0, 0.0)
     assert [allowance.take(0.0) for _ in range(5)] == [True, True, True, False, False]
     assert [allowance.take(0.25) for _ in range(4)] == [True, True, False, False]
-    assert allowance.has_any(0.3)
+    assert allowance.has_any(0.31)
     assert [allowance.take(100.0) for _ in range(5)] == [True, True, True, False, False]
 
 

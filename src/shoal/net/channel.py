@@ -88,8 +88,8 @@ class Transport(Protocol):
 class Intake:
     """What all channels of one transport hold unread.
 
-    Beyond UNREAD_BYTES those that hold more than an equal share read no more. Whoever holds nothing always reads its
-    next frame: nobody is starved, and nothing waits for itself.
+    A channel reads on while it holds less than what is free in all: so there is always room for one more, and whoever
+    hoards can not starve the others. One that holds nothing always reads its next frame: nothing waits for itself.
     """
 
     def __init__(self) -> None:
@@ -99,18 +99,18 @@ class Intake:
 
     def hold(self, channel: object, count_bytes: int) -> None:
         """This channel holds so much now."""
-        self.total_bytes += count_bytes - self._held.pop(channel, 0)
+        grown = count_bytes - self._held.pop(channel, 0)
+        self.total_bytes += grown
         if count_bytes:
             self._held[channel] = count_bytes
-        if self._waiting and self.total_bytes < UNREAD_BYTES:
-            waiting, self._waiting = self._waiting, {}
-            for look_again in waiting.values():
+        if grown < 0:
+            for look_again in list(self._waiting.values()):
                 look_again()
 
     def may_read(self, channel: object, look_again: Callable[[], None]) -> bool:
         """Whether it may read more now; if not, `look_again` is called when that may have changed."""
         held = self._held.get(channel, 0)
-        if held == 0 or self.total_bytes <= UNREAD_BYTES or held <= UNREAD_BYTES // len(self._held):
+        if held == 0 or held <= UNREAD_BYTES - self.total_bytes:
             self._waiting.pop(channel, None)
             return True
         self._waiting[channel] = look_again
