@@ -34,6 +34,7 @@ class Siege:
         self.endpoint: Endpoint = address.endpoints[0]
         self.victim, self._secrets = address.peer_id, (run, secret)
         self.fuzzer = Fuzzer(seed, [address.peer_id, run])
+        self.fuzzer.claims_runs = False
         self.choose = self.fuzzer.choose
         self._transport = TcpTransport(Identity(os.urandom(32)))
         self._held: list[socket.socket] = []
@@ -155,9 +156,11 @@ class Siege:
         try:
             for number in range(count):
                 await channel.send(
-                    encode(Ask(number % 2, "Status", msgspec.Raw(b"\xc0"))) if number % 3 else encode(Ping())
+                    encode(Ask(number % 2, "Nothing", msgspec.Raw(b"\xc0"))) if number % 3 else encode(Ping())
                 )
                 sent += 1
+                if number % 50 == 0:
+                    await asyncio.sleep(0)
         except RemoteError:
             pass  # it was cut off
         finally:

@@ -56,6 +56,7 @@ class Steady:
             "faults": [str(event) for event in report.events if event.kind == "fault"],
             "told": [str(event) for event in report.events if event.kind == "refused"][-5:],
             "events": len(report.events),
+            "numbers": [averaging.number for averaging in report.applied][-40:],
             "raised": self.raised,
         }
 

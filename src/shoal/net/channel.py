@@ -166,7 +166,12 @@ class FrameReader:
                 f"a frame of {header_bytes} + {payload_bytes} bytes; "
                 f"allowed are {self.max_header_bytes} + {self.max_payload_bytes}"
             )
-        self._header = memoryview(bytearray(header_bytes))
+        self._header = _room_for(header_bytes)
         if payload_bytes:
-            self._payload = memoryview(np.empty(payload_bytes, np.uint8).data)  # not zero-filled, unlike bytearray
+            self._payload = _room_for(payload_bytes)
         self._target, self._filled = self._header, 0
+
+
+def _room_for(count_bytes: int) -> memoryview:
+    """Large buffers are not zero-filled: until the bytes come, what is announced takes no memory."""
+    return memoryview(np.empty(count_bytes, np.uint8).data if count_bytes > 65_536 else bytearray(count_bytes))

@@ -7,6 +7,7 @@ handshakes fail again and again is turned away unread for a moment; a peer that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 
 from shoal.core.address import Endpoint
@@ -20,7 +21,7 @@ from shoal.net.identity import Identity
 from shoal.planning.crowd import Crowd, Step
 from shoal.planning.penalties import Penalties
 
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS, PARTING_SECONDS = 5.0, 0.5
 DIAL_SECONDS = 5.0
 FAILURES_AT_ONCE, FAILURES_PER_SECOND, MAX_ADDRESSES = 20, 1.0, 1000
 """Handshakes of one address that may fail. Never counted on this machine itself, where all peers share one address."""
@@ -102,7 +103,8 @@ class Door:
         except (RefusedError, ProtocolError) as error:
             strange = isinstance(error, ProtocolError) or error.code == CREDENTIALS
             self._refused(channel, str(error), counts=strange)
-            channel.close()
+            await _let_read(channel)
+            channel.abort()
         except BaseException:
             channel.abort()
             raise
@@ -163,3 +165,11 @@ class Door:
         if self._timer is not None:
             self._timer.cancel()
         await self._transport.close()
+
+
+async def _let_read(channel: Channel) -> None:
+    """Until whoever is refused has read why, and closed: what was sent gets lost where we close first."""
+    with contextlib.suppress(TimeoutError, RemoteError):
+        async with asyncio.timeout(PARTING_SECONDS):
+            while True:
+                await channel.receive()

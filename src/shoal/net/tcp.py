@@ -69,6 +69,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_sockets_to_parent)
 
 
+class _Gone(asyncio.Transport):
+    """In the place of a lost transport: asyncio's refer to us, and would keep 0.3 MB until the collector comes."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+    abort = close
+
+
 class TcpChannel(asyncio.BufferedProtocol):
     """One TLS connection. Only its own event loop touches it. With `tls` it is the end that listens."""
 
@@ -110,24 +122,25 @@ class TcpChannel(asyncio.BufferedProtocol):
             self.server_key = _public_key(certificate)
             self.binding = hashlib.sha256(certificate).digest()
         self._connected(self)
+        self._connected = lambda channel: None  # it may refer to us
 
     async def secure(self) -> None:
         if self._tls is None:
             return
         try:
             if self._lost:
-                raise self._lost
+                raise self._reason()
             secured = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._tls, server_side=True,
                 ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
             )  # fmt: skip
             if secured is None:
                 raise PeerLost(f"the connection to {self.remote} closed")
-        except ssl.SSLError as error:
-            self.connection_lost(error)
-            raise ProtocolError(f"no TLS ({error.reason})") from None
         except OSError as error:
+            error.__traceback__ = None  # it refers to asyncio's future of the handshake, and that to it
             self.connection_lost(error)
+            if isinstance(error, ssl.SSLError):
+                raise ProtocolError(f"no TLS ({error.reason})") from None
             raise PeerLost(str(error)) from None
         except BaseException:
             self.connection_lost(None)
@@ -140,13 +153,16 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.on_traffic(0, nbytes)
+        if self._lost or self._transport.is_closing():
+            return
         try:
             frame = self._reader.advance(nbytes)
         except ProtocolError as error:
-            self._fail(error)
-            self._transport.abort()
+            self._fail(ProtocolError(str(error)))  # not the one that was raised: see _reason
+            self._reader = FrameReader()
+            asyncio.get_running_loop().call_soon(self.abort)  # asyncio's TLS breaks when its protocol aborts in here
             return
-        if frame is None or self._transport.is_closing():
+        if frame is None:
             return
         self._frames.append(frame)
         self._queue(len(frame[0]) + len(frame[1]) + FRAME_BYTES)
@@ -177,7 +193,12 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _sockets.pop(self._socket, None)
+        self._transport = _Gone()
         self._fail(PeerLost(f"the connection to {self.remote} closed" + (f": {exc}" if exc else "")))
+
+    def _reason(self) -> Exception:
+        """A new one each time: one that was raised refers to the frames that hold this channel, a cycle of 0.3 MB."""
+        return type(self._lost)(*self._lost.args) if self._lost else PeerLost("closed")
 
     def _fail(self, reason: Exception) -> None:
         self._lost = self._lost or reason
@@ -197,7 +218,7 @@ class TcpChannel(asyncio.BufferedProtocol):
     async def send(self, header: bytes, payload: Buffer = b"") -> None:
         async with self._sending:
             if self._lost:
-                raise self._lost
+                raise self._reason()
             view = memoryview(payload).cast("B")
             try:
                 self._write(PREFIX.pack(len(header), len(view)) + header)
@@ -209,7 +230,7 @@ class TcpChannel(asyncio.BufferedProtocol):
                 self.abort()  # half a frame would make the rest unreadable
                 raise
             if self._lost:
-                raise self._lost
+                raise self._reason()
 
     async def _wait_for_reader(self) -> None:
         while not self._can_write.is_set():
@@ -218,7 +239,7 @@ class TcpChannel(asyncio.BufferedProtocol):
                 async with asyncio.timeout(SLOW_READER_SECONDS):
                     await self._can_write.wait()
             except TimeoutError:
-                if self._transport.get_write_buffer_size() >= before:
+                if not self._transport.is_closing() and self._transport.get_write_buffer_size() >= before:
                     self._fail(PeerLost(f"{self.remote} {TOOK_NOTHING}"))
 
     def _write(self, data: Buffer) -> None:
@@ -230,7 +251,7 @@ class TcpChannel(asyncio.BufferedProtocol):
     async def receive(self) -> Frame:
         while not self._frames:
             if self._lost:
-                raise self._lost
+                raise self._reason()
             self._wake_receiver = asyncio.get_running_loop().create_future()
             await self._wake_receiver
         frame = self._frames.popleft()

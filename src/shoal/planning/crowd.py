@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-INSIDE, INSIDE_PER_ADDRESS = 96, 64
+INSIDE, INSIDE_PER_ADDRESS = 64, 48
 WAITING_PER_ADDRESS = 0.5
 """Of all that may wait: what those from one address may take up."""
-SETTLED_SECONDS = 0.5
+SETTLED_SECONDS = 1.0
 """Nobody is sent away earlier than this: many peers that come in one moment are no flood."""
 
 Guest = TypeVar("Guest")

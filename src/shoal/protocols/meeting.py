@@ -91,7 +91,9 @@ class Meetings:
         return self.number
 
     async def _hear(self, peer_id: str, start: Start) -> Message:
-        if self.heard < start.number and believable(start.number, self._host.clock.wall()):
+        charter = self._members.charter
+        meets = charter is None or bool((charter.strategy or {}).get("plain_rounds"))  # else nobody would answer to it
+        if meets and self.heard < start.number and believable(start.number, self._host.clock.wall()):
             self.heard = start.number
             for notice in self.on_start:
                 notice()
