@@ -94,7 +94,7 @@ async def soak(count: int, warm_up: int) -> Soak:
     """So many averagings that fail at one peer at least, each in one of several ways."""
     async with swarm() as peers:
         result = Soak(Left(0, 0, 0), Left(0, 0, 0))
-        ways = itertools.cycle([_too_little_time, _other_shapes, _too_little_time, _connections_break])
+        ways = itertools.cycle([_too_little_time, _other_shapes] * 10 + [_connections_break])
         while result.failed < warm_up:
             await _fail(peers, next(ways), result)
         result.before = await _left(peers)
@@ -133,7 +133,7 @@ def _all_average(peers: list[Peer], timeout_seconds: float, sizes: tuple[int, ..
 
 
 async def _too_little_time(peers: list[Peer]) -> list:
-    return await asyncio.gather(*_all_average(peers, 0.015), return_exceptions=True)
+    return await asyncio.gather(*_all_average(peers, 0.008), return_exceptions=True)
 
 
 async def _connections_break(peers: list[Peer]) -> list:
@@ -166,9 +166,9 @@ async def _left(peers: list[Peer]) -> Left:
     return Left(psutil.Process().memory_info().rss, min(files), min(tasks))
 
 
-def check(result: Soak) -> None:
+def check(result: Soak, most_growth: float) -> None:
     assert not result.faults, result.faults
-    assert result.growth < 0.05, result
-    assert abs(result.after.files - result.before.files) <= 6, result
-    assert abs(result.after.tasks - result.before.tasks) <= 6, result
-    assert len(result.reasons) >= 3, "they fail in several ways"
+    assert result.growth < most_growth, result
+    assert result.after.files <= result.before.files + 6, result
+    assert result.after.tasks <= result.before.tasks + 6, result
+    assert len(result.reasons) >= 2, "they fail in several ways"
