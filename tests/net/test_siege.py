@@ -31,13 +31,13 @@ def test_honest_averaging_goes_on_and_nothing_breaks(tmp_path):
         held=100,
         hold_seconds=0.5,
         flood=4000,
-        window_seconds=1.0,
+        window_seconds=0.7,
         seed=1,
     )
     check(outcome)
 
 
-@pytest.mark.parametrize("how", ["stranger_frames", "a peer's end", "our own end"])
+@pytest.mark.parametrize("how", ["stranger_frames", "a peer's end"])
 def test_a_connection_that_ended_is_freed_at_once(how):
     """Each holds 0.3 MB of TLS buffers: in a cycle of references they would stay until the collector comes."""
 

@@ -8,4 +8,4 @@ from soak import check, soak
 
 
 def test_check_25_failed_averagings_leave_neither_memory_nor_files_nor_tasks_behind() -> None:
-    check(asyncio.run(soak(25, warm_up=25)), most_growth=0.08)  # Python and torch are still warming up
+    check(asyncio.run(soak(15, warm_up=15)), most_growth=0.08)  # Python and torch are still warming up

@@ -34,7 +34,7 @@ from shoal.protocols.roll_record import CALL, TRAIN
 from shoal.strategies.allreduce import AllReduce
 from shoal.strategies.moshpit import Moshpit
 
-INPUTS = int(os.environ.get("SHOAL_FUZZ_INPUTS", "40"))
+INPUTS = int(os.environ.get("SHOAL_FUZZ_INPUTS", "25"))
 HONEST, SIZE = 3, 3000
 CHARTER = Charter("r", "charter", "registrar", -math.inf, strategy={"name": "AllReduce"}, schema=[])
 ROWS = np.random.default_rng(9).normal(size=(HONEST, SIZE)).astype(np.float32)
