@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import sys
 from types import ModuleType
@@ -10,12 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from worlds import RUN, SECRET, Pair, identity, now, soon, within
+from worlds import RUN, SECRET, Pair, identity, link, now, soon, within
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError
 from shoal.net import door, handshake
 from shoal.net.channel import Channel
 from shoal.net.identity import Identity
+from shoal.planning import crowd
 
 KEY = handshake.run_key(RUN, SECRET)
 DIALLER, LISTENER = identity(1), identity(2)  # the first two that a world makes
@@ -246,19 +248,67 @@ async def test_a_silent_listener_is_given_up(world, monkeypatch) -> None:
         assert 0.39 <= now() - began < 1.4
 
 
-async def test_a_crowd_in_the_door_is_bounded(world, monkeypatch) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 3)
+async def test_of_a_crowd_in_the_door_few_shake_hands_and_the_oldest_make_room(world, monkeypatch) -> None:
+    monkeypatch.setattr(crowd, "INSIDE", 3)
     async with world.pair() as pair, within(10):
-        guard = await opened(world, pair)
+        guard, began = await opened(world, pair), now()
         channels: list[tuple[Channel, Channel]] = [(pair.near, pair.far)]
         while len(channels) < 4:
             near = await pair.dialler.dial(pair.endpoint)
             channels.append((near, await pair.accepted.get()))
         waiting = [asyncio.create_task(guard.admit(far)) for _, far in channels]
-        await soon(waiting[3].done)
-        assert [task.done() for task in waiting] == [False, False, False, True]
+        greeting = handshake.greet(channels[3][0], DIALLER, KEY, b"d" * 16, None, "link")
+        assert await greeting == LISTENER.peer_id, "the newest waits only until one has been there for a while"
+        assert crowd.SETTLED_SECONDS <= now() - began < 3
+        assert await waiting[3] == (DIALLER.peer_id, "link")
+        assert [task.done() for task in waiting] == [True, False, False, True]
         with pytest.raises(PeerLost):
-            await channels[3][0].receive()
+            await channels[0][0].receive()
+        assert "too many connections stand in the door" in guard._log.recent[-1].reason
         for near, _ in channels:
             near.abort()
-        assert await asyncio.gather(*waiting) == [None] * 4
+        assert await asyncio.gather(*waiting[:3]) == [None] * 3
+
+
+async def test_a_peer_with_a_penalty_is_refused_at_either_end_until_it_is_over(memory) -> None:
+    async with memory.hosts(2) as (a, b), within(10):
+        a.host.punish(b.id, "it sent nonsense")
+        a.host.drop(b.id, "it sent nonsense")
+        await soon(lambda: not b.host.linked(a.id))
+        for here, there in ((a, b), (b, a)):
+            with pytest.raises(RefusedError, match=f"{b.id[:8]} broke the protocol, no new connection") as refused:
+                await here.host.link(there.host.endpoints, there.id)
+            assert refused.value.code == handshake.PENALTY
+        with pytest.raises(RefusedError):
+            await a.host.link(b.host.endpoints, None)
+        await asyncio.sleep(1.0)
+        await link(b, a)
+        assert a.events("refused")[0] == "it sent nonsense; no new connection for 1 s"
+
+
+async def test_an_address_whose_handshakes_fail_is_turned_away_for_a_moment(memory) -> None:
+    async with memory.hosts(2, linked=False) as (a, b), within(60):
+        nonsense = memory.new_transport(identity(500))
+
+        async def knock() -> None:
+            channel = await nonsense.dial(a.host.endpoints[0])
+            with contextlib.suppress(PeerLost):
+                await channel.send(b"GET / HTTP/1.1")
+            await asyncio.sleep(0.02)
+            channel.abort()
+
+        def read() -> int:
+            return sum("no handshake message" in event for event in a.events("refused"))
+
+        for _ in range(door.FAILURES_AT_ONCE + 10):
+            await knock()
+        await asyncio.sleep(0.1)
+        assert door.FAILURES_AT_ONCE <= read() <= door.FAILURES_AT_ONCE + 2
+        await link(b, a)  # another address
+        await asyncio.sleep(5)
+        before = read()
+        for _ in range(10):
+            await knock()
+        await asyncio.sleep(0.1)
+        assert 5 <= read() - before <= 6
+        assert a.host.log.counts["refused"] == door.FAILURES_AT_ONCE + 20

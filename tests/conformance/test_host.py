@@ -10,7 +10,7 @@ from worlds import MemoryWorld, Trial, link, now, raw_link, soon, within
 
 from shoal.core.errors import CallTimeout, OptionError, PeerLost, ProtocolError, RefusedError
 from shoal.net.envelope import Answer, Ask, Done, End, Message, encode, raw
-from shoal.net.host import MAX_CALLS_PER_PEER
+from shoal.net.serving import MAX_CALLS_PER_PEER
 
 
 class Echo(Message, frozen=True):
@@ -151,6 +151,7 @@ async def test_one_call_more_closes_the_connection_and_nothing_leaks(world) -> N
         assert {type(result) for result in results} == {PeerLost}
         assert any(f"more than {MAX_CALLS_PER_PEER} calls at once" in event for event in b.events("refused"))
         await soon(lambda: b.host.remotes[a.id].calls_running == 0, 3)
+        await asyncio.sleep(1.1)  # of penalty
         await link(a, b)
         await assert_answers(a, b)
 

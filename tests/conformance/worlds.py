@@ -86,7 +86,16 @@ class World:
         """Two transports with one channel between them, still strangers."""
         dialler, listener = self.transport(), self.transport()
         accepted: asyncio.Queue[Channel] = asyncio.Queue()
-        endpoints = await listener.start(self.listen, accepted.put_nowait)
+        securing: dict[asyncio.Task[None], None] = {}
+
+        async def secure(channel: Channel) -> None:
+            await channel.secure()
+            accepted.put_nowait(channel)
+
+        def accept(channel: Channel) -> None:
+            securing[asyncio.get_running_loop().create_task(secure(channel))] = None
+
+        endpoints = await listener.start(self.listen, accept)
         near = await dialler.dial(endpoints[0])
         pair = Pair(near, await accepted.get(), dialler, listener, endpoints[0], accepted)
         try:
@@ -94,6 +103,7 @@ class World:
         finally:
             pair.near.abort()
             pair.far.abort()
+            await asyncio.gather(*securing, return_exceptions=True)
             await dialler.close()
             await listener.close()
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from swarm_process import reply
 
+from shoal.net import serving
 from shoal.net.envelope import Ask
 from shoal.net.host import Host
 from shoal.net.stream import Stream
@@ -52,7 +53,7 @@ class Strike:
             PART_SENT: lambda: None,
             SHARE_HALF_REDUCED: lambda: self._wrap(Round, "hold", self._hold),
             RESULTS_HALF_SENT: lambda: None,
-            HANDED_OUT: lambda: self._wrap(Host, "_answer_call", self._answer_call),
+            HANDED_OUT: lambda: self._wrap(serving, "_answer_call", self._answer_call),
             CLOSING: self._wrap_closing,
         }[moment]()
 
@@ -116,7 +117,7 @@ class Strike:
         if self.count is None:
             self._wrap(agreement, "_gather_lists", self._gather_lists)
         else:
-            self._wrap(Host, "_answer_call", self._answer_call)
+            self._wrap(serving, "_answer_call", self._answer_call)
 
     async def _gather_lists(self, original: Any, *args: Any) -> Any:
         self.event(1)

@@ -295,8 +295,8 @@ def fall_silent(node: Node) -> None:
         await asyncio.sleep(1e3)
         raise AssertionError
 
-    for kind in list(node.host._call_handlers):
-        node.host.serve(node.host._call_handlers[kind][0], never)
+    for kind in list(node.host.call_handlers):
+        node.host.serve(node.host.call_handlers[kind][0], never)
 
 
 def test_a_silent_peer_is_not_asked_again_for_a_while() -> None:

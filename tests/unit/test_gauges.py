@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.gauges import GAPS_KEPT, RateGauge, Silence
+from shoal.core.gauges import GAPS_KEPT, Allowance, RateGauge, Silence
 
 
 def heard(*moments: float) -> Silence:
@@ -116,3 +116,16 @@ def test_a_link_that_became_faster_is_measured_anew() -> None:
         now += 0.001
         gauge.add(10_000, now)
     assert gauge.bytes_per_second() == pytest.approx(10e6, rel=0.25)
+
+
+def test_an_allowance_is_so_many_at_once_and_so_many_a_second_after_that() -> None:
+    allowance = Allowance(3, 10.0, 0.0)
+    assert [allowance.take(0.0) for _ in range(5)] == [True, True, True, False, False]
+    assert [allowance.take(0.25) for _ in range(4)] == [True, True, False, False]
+    assert allowance.has_any(0.31)
+    assert [allowance.take(100.0) for _ in range(5)] == [True, True, True, False, False]
+
+
+def test_an_allowance_survives_a_clock_that_stands_still() -> None:
+    allowance = Allowance(1, 1.0, 5.0)
+    assert [allowance.take(4.0), allowance.take(4.0)] == [True, False]

@@ -1,13 +1,23 @@
-"""What happened, in order, with the reason: a bounded log that the report, the screen and the tests read."""
+"""What happened, in order, with the reason: a bounded log that the report, the screen and the tests read.
+
+Strangers can cause refusals, as many as they like. They are kept apart, so that they push nothing else out, and of a
+flood of them only some are told, with a count of the rest.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-KEPT_EVENTS = 1000
+from shoal.core.gauges import Allowance
+
+KEPT_EVENTS, KEPT_REFUSALS = 1000, 200
 """Older events are forgotten, their counts are not."""
+REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 50, 0.2
+MAX_REASON_CHARS = 500
+REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,19 @@ class EventLog:
         self._now = now
         self._started_at = now()
         self._on_event = on_event
-        self.recent: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        self._refusals: deque[tuple[int, Event]] = deque(maxlen=KEPT_REFUSALS)
+        self._told = {
+            side: Allowance(REFUSALS_AT_ONCE, REFUSALS_PER_SECOND, self._started_at) for side in (True, False)
+        }
+        self._untold = 0
+        self._serials = itertools.count()
         self.counts: Counter[str] = Counter()
+
+    @property
+    def recent(self) -> list[Event]:
+        """The events that are kept, oldest first."""
+        return [event for _, event in sorted([*self._events, *self._refusals], key=lambda entry: entry[0])]
 
     def seconds(self) -> float:
         """Seconds since this peer joined; on the loop only."""
@@ -46,13 +67,23 @@ class EventLog:
 
     def add(self, kind: str, reason: str, peer_id: str = "") -> None:
         """Record one event. A callback of the user that raises is itself recorded, and goes no further."""
-        event = Event(self.seconds(), kind, peer_id, reason)
-        self.recent.append(event)
         self.counts[kind] += 1
+        if kind == REFUSED:
+            if not self._told[peer_id == ""].take(self._now()):
+                self._untold += 1
+                return
+            if self._untold:
+                reason, self._untold = f"{reason[:MAX_REASON_CHARS]} (and {self._untold} refusals before it)", 0
+        event = Event(self.seconds(), kind, peer_id, reason[: MAX_REASON_CHARS + 50])
+        self._keep(event)
         if self._on_event is None:
             return
         try:
             self._on_event(event)
         except Exception as error:  # noqa: BLE001  the user's callback is a failure boundary
-            self.recent.append(Event(event.at_seconds, "fault", "", f"on_event raised {error!r}"))
+            self._keep(Event(event.at_seconds, "fault", "", f"on_event raised {error!r}"[:MAX_REASON_CHARS]))
             self.counts["fault"] += 1
+
+    def _keep(self, event: Event) -> None:
+        kept = self._refusals if event.kind == REFUSED else self._events
+        kept.append((next(self._serials), event))

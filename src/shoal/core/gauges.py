@@ -1,4 +1,4 @@
-"""Plain measurements that protocol code decides on: silence between bytes, and the rate of a busy link."""
+"""Plain measurements that protocol code decides on: silence between bytes, the rate of a busy link, an allowance."""
 
 from __future__ import annotations
 
@@ -67,3 +67,24 @@ class RateGauge:
         if len(self._rates) < 4:
             return None
         return sorted(self._rates)[(3 * len(self._rates)) // 4]
+
+
+class Allowance:
+    """So many at once, and so many per second from then on."""
+
+    def __init__(self, at_once: float, per_second: float, now: float) -> None:
+        self._most, self._per_second = at_once, per_second
+        self._left, self._at = at_once, now
+
+    def has_any(self, now: float) -> bool:
+        """Whether `take` would grant one now."""
+        self._left = min(self._most, self._left + max(0.0, now - self._at) * self._per_second)
+        self._at = now
+        return self._left >= 1.0
+
+    def take(self, now: float) -> bool:
+        """Take one; False where none is left."""
+        if not self.has_any(now):
+            return False
+        self._left -= 1.0
+        return True

@@ -23,6 +23,12 @@ PREFIX = struct.Struct("<II")
 STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES = 1024, 0
 HEADER_BYTES, PAYLOAD_BYTES = 4 << 20, 8 << 20
 """What an authenticated peer may send in one frame."""
+QUEUE_BYTES, UNREAD_BYTES = 4 << 20, 32 << 20
+"""Whole frames that wait for a slow consumer before no more is read: of one channel, and of all of a transport's."""
+FRAME_BYTES = 400
+"""What a frame takes in memory besides its bytes: a million empty ones are not nothing."""
+SLOW_READER_SECONDS = 30.0
+TOOK_NOTHING = f"took nothing of what was sent to it for {SLOW_READER_SECONDS:g} s"
 
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[bytes, memoryview]
@@ -32,20 +38,27 @@ class Channel(Protocol):
     """A connection that carries frames in order, both ways.
 
     `server_key` is the public key of the end that listens and `binding` a hash that only this connection's two ends
-    share; the handshake builds on both. `remote` is a text for people.
+    share; the handshake builds on both. `remote` is a text for people, `address` the machine it comes from.
     """
 
     server_key: bytes
     binding: bytes
     remote: str
+    address: str
     on_traffic: Callable[[int, int], None]
     """Called with (bytes sent, bytes received) as they pass: every byte is a sign of life."""
+
+    async def secure(self) -> None:
+        """On an accepted channel, before all else: encrypt. Raises PeerLost, or ProtocolError on what is no TLS."""
 
     def trust(self) -> None:
         """The other end is authenticated: raise the limits from a stranger's to a peer's."""
 
     async def send(self, header: bytes, payload: Buffer = b"") -> None:
-        """Send one frame; returns when the transport can take more. Raises PeerLost."""
+        """Send one frame; returns when the transport can take more. Raises PeerLost.
+
+        Whoever takes nothing for SLOW_READER_SECONDS is cut off: what waits for it would fill the memory.
+        """
 
     async def receive(self) -> Frame:
         """The next frame. Raises PeerLost at the end and ProtocolError on what is no frame."""
@@ -58,7 +71,9 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """Listens and dials."""
+    """Listens and dials. `max_waiting`: of how many connections it can hold the other end unauthenticated."""
+
+    max_waiting: int
 
     async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
         """Listen; returns the endpoints others can dial. `accept` is called for each incoming channel."""
@@ -68,6 +83,43 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Stop listening and close every channel."""
+
+
+class Intake:
+    """What all channels of one transport hold unread.
+
+    A channel reads on while it holds less than what is free in all: so there is always room for one more, and whoever
+    hoards can not starve the others. One that holds nothing always reads its next frame: nothing waits for itself.
+    """
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self._held: dict[object, int] = {}
+        self._waiting: dict[object, Callable[[], None]] = {}
+
+    def hold(self, channel: object, count_bytes: int) -> None:
+        """This channel holds so much now."""
+        grown = count_bytes - self._held.pop(channel, 0)
+        self.total_bytes += grown
+        if count_bytes:
+            self._held[channel] = count_bytes
+        if grown < 0:
+            for look_again in list(self._waiting.values()):
+                look_again()
+
+    def may_read(self, channel: object, look_again: Callable[[], None]) -> bool:
+        """Whether it may read more now; if not, `look_again` is called when that may have changed."""
+        held = self._held.get(channel, 0)
+        if held == 0 or held <= UNREAD_BYTES - self.total_bytes:
+            self._waiting.pop(channel, None)
+            return True
+        self._waiting[channel] = look_again
+        return False
+
+    def forget(self, channel: object) -> None:
+        """This channel reads no more."""
+        self._waiting.pop(channel, None)
+        self.hold(channel, 0)
 
 
 class FrameReader:
@@ -114,7 +166,12 @@ class FrameReader:
                 f"a frame of {header_bytes} + {payload_bytes} bytes; "
                 f"allowed are {self.max_header_bytes} + {self.max_payload_bytes}"
             )
-        self._header = memoryview(bytearray(header_bytes))
+        self._header = _room_for(header_bytes)
         if payload_bytes:
-            self._payload = memoryview(np.empty(payload_bytes, np.uint8).data)  # not zero-filled, unlike bytearray
+            self._payload = _room_for(payload_bytes)
         self._target, self._filled = self._header, 0
+
+
+def _room_for(count_bytes: int) -> memoryview:
+    """Large buffers are not zero-filled: until the bytes come, what is announced takes no memory."""
+    return memoryview(np.empty(count_bytes, np.uint8).data if count_bytes > 65_536 else bytearray(count_bytes))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +29,8 @@ from shoal.net.identity import Identity, peer_id_of, verify
 
 PROTOCOL_VERSION = 3
 NONCE_BYTES = 16
+CREDENTIALS, PENALTY = "credentials", "penalty"
+"""The second: code of the refusal of a peer that broke the protocol not long ago: it may come again."""
 WRONG_CREDENTIALS = "the run's name or its secret is not the same at both ends"
 
 
@@ -95,13 +98,18 @@ async def greet(channel: Channel, me: Identity, key: bytes, nonce: bytes, expect
     )
     accepted = await _expect(channel, Accepted)
     if not hmac.compare_digest(accepted.mac, _mac(key, b"accept", context)):
-        await _refuse(channel, "credentials", WRONG_CREDENTIALS)
+        await _refuse(channel, CREDENTIALS, WRONG_CREDENTIALS)
     channel.trust()
     return listener
 
 
-async def answer(channel: Channel, me: Identity, key: bytes, nonce: bytes) -> tuple[str, str]:
-    """The listener's side. Returns the dialler's peer id and the purpose; raises as `greet` does."""
+async def answer(
+    channel: Channel, me: Identity, key: bytes, nonce: bytes, penalty_of: Callable[[str], str] = lambda peer_id: ""
+) -> tuple[str, str]:
+    """The listener's side. Returns the dialler's peer id and the purpose; raises as `greet` does.
+
+    `penalty_of(peer_id)`: why it is refused though it knows the secret, empty where it is not.
+    """
     hello = await _expect(channel, Hello)
     await channel.send(_encode(Challenge(PROTOCOL_VERSION, nonce)))
     if hello.version != PROTOCOL_VERSION:
@@ -112,9 +120,11 @@ async def answer(channel: Channel, me: Identity, key: bytes, nonce: bytes) -> tu
     if not verify(hello.key, proof.signature, b"dial" + context):
         await _refuse(channel, "identity", f"peer {dialler} did not prove its identity")
     if not hmac.compare_digest(proof.mac, _mac(key, b"dial", context)):
-        await _refuse(channel, "credentials", WRONG_CREDENTIALS)
+        await _refuse(channel, CREDENTIALS, WRONG_CREDENTIALS)
     if dialler == me.peer_id:
         await _refuse(channel, "self", "this address is this peer's own")
+    if penalty := penalty_of(dialler):
+        await _refuse(channel, PENALTY, penalty)
     await channel.send(_encode(Accepted(_mac(key, b"accept", context))))
     channel.trust()
     return dialler, proof.purpose

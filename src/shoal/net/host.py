@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock, Random
-from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RefusedError, RemoteError, ShoalError
+from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RefusedError, RemoteError
 from shoal.core.events import EventLog
 from shoal.core.gauges import RateGauge
 from shoal.net.channel import Channel, Transport
@@ -34,25 +34,24 @@ from shoal.net.envelope import (
     Part,
     decode_body,
     decode_link,
-    decode_stream,
     encode,
     raw,
 )
 from shoal.net.heartbeat import heartbeat, quietly
 from shoal.net.identity import Identity
-from shoal.net.remote import Remote
+from shoal.net.remote import MAX_TELLING, Remote
+from shoal.net.serving import CallHandler, StreamHandler, serve_streams, take_call
 from shoal.net.stream import Stream
 
 PARTED = "parted"
 """The reason in `on_lost` of a link that was given up because nobody needed it: the peer stays in the run."""
-MAX_CALLS_PER_PEER = 64
 MAX_FAULTS = 20
-MAX_CONNECTIONS_PER_PEER = 24
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER = 4096, 24
 IDLE_STREAMS_PER_PEER = 2
+MAX_REMOTES = 4096
+"""Peers that are remembered; beyond, those without a connection are forgotten, the longest unused first."""
 
 Reply = TypeVar("Reply", bound=Message)
-CallHandler = Callable[[str, Any], Awaitable[Message]]
-StreamHandler = Callable[[Stream, Any], Awaitable[None]]
 
 
 class Host:
@@ -78,8 +77,8 @@ class Host:
         self._closing = False
         self._running: dict[asyncio.Task[None], None] = {}
         self._call_ids = itertools.count(1)
-        self._call_handlers: dict[str, tuple[type[Message], CallHandler]] = {}
-        self._stream_handlers: dict[str, tuple[type[Message], StreamHandler]] = {}
+        self.call_handlers: dict[str, tuple[type[Message], CallHandler]] = {}
+        self.stream_handlers: dict[str, tuple[type[Message], StreamHandler]] = {}
 
     # -- life
 
@@ -134,11 +133,11 @@ class Host:
 
     def serve(self, kind: type[Body], handler: Callable[[str, Body], Awaitable[Message]]) -> None:
         """`handler(peer_id, request)` answers calls of this type. A ShoalError it raises is told to the caller."""
-        self._call_handlers[kind.__name__] = kind, handler
+        self.call_handlers[kind.__name__] = kind, handler
 
     def serve_stream(self, kind: type[Body], handler: Callable[[Stream, Body], Awaitable[None]]) -> None:
         """`handler(stream, request)` serves streams opened with a message of this type."""
-        self._stream_handlers[kind.__name__] = kind, handler
+        self.stream_handlers[kind.__name__] = kind, handler
 
     # -- links
 
@@ -169,11 +168,14 @@ class Host:
         if remote := self.remotes.get(peer_id):
             self.unlink(remote, reason, polite=False)
 
+    def punish(self, peer_id: str, reason: str) -> None:
+        """This peer broke the protocol: an event, and no new connection with it for a while."""
+        self._door.punish(peer_id, reason)
+
     def unused_seconds(self, peer_id: str) -> float:
         """For how long no call and no stream has needed this peer; 0 while one does."""
         remote = self._remote(peer_id)
-        busy = remote.pending or remote.streams or remote.calls_running
-        return 0.0 if busy else self.clock.now() - remote.used_at
+        return 0.0 if remote.is_busy else self.clock.now() - remote.used_at
 
     async def part(self, peer_id: str) -> None:
         """Give up the link to a peer that stays in the run."""
@@ -196,13 +198,23 @@ class Host:
         if remote.connections >= MAX_CONNECTIONS_PER_PEER:
             self.log.add("refused", f"more than {MAX_CONNECTIONS_PER_PEER} connections", peer_id)
             channel.abort()
+        elif sum(other.connections for other in self.remotes.values()) >= MAX_CONNECTIONS:
+            self.log.add("refused", f"more than {MAX_CONNECTIONS} connections with all peers", peer_id)
+            channel.abort()
         elif purpose == "link":
             self._keep_link(peer_id, channel)
         else:
-            await self._serve_streams(remote, channel)
+            await serve_streams(self, remote, channel)
 
     def _remote(self, peer_id: str) -> Remote:
-        return self.remotes.setdefault(peer_id, Remote(peer_id, self.clock))
+        if peer_id not in self.remotes:
+            if len(self.remotes) >= MAX_REMOTES:
+                unused = (other for other in self.remotes.values() if other.is_idle)
+                if oldest := min(unused, key=lambda other: other.used_at, default=None):
+                    del self.remotes[oldest.peer_id]
+                    self.silent.pop(oldest.peer_id, None)
+            self.remotes[peer_id] = Remote(peer_id, self.clock)
+        return self.remotes[peer_id]
 
     def _keep_link(self, peer_id: str, channel: Channel) -> None:
         remote = self._remote(peer_id)
@@ -217,9 +229,10 @@ class Host:
         try:
             while True:
                 header, _ = await channel.receive()
+                remote.count_message()
                 frame = decode_link(header)
                 if isinstance(frame, Ask):
-                    self._take_call(remote, channel, frame)
+                    take_call(self, remote, channel, frame)
                 elif isinstance(frame, Answer):
                     if (future := remote.pending.get(frame.id)) and not future.done():
                         future.set_result(frame)
@@ -233,7 +246,7 @@ class Host:
             reason = str(error)
         except ProtocolError as error:
             reason = f"it sent {error}"
-            self.log.add("refused", reason, remote.peer_id)
+            self.punish(remote.peer_id, reason)
         finally:
             channel.close()
             remote.connections -= 1
@@ -273,47 +286,16 @@ class Host:
         try:
             return decode_body(answered.body, reply)
         except ProtocolError as error:
-            self.log.add("refused", str(error), peer_id)
+            self.punish(peer_id, str(error))
             self.drop(peer_id, str(error))
             raise
 
     def tell(self, peer_id: str, message: Message) -> None:
         """Send a message that wants no answer. It may get lost; the next one tells the same."""
         remote = self.remotes.get(peer_id)
-        if remote and remote.links and not self._closing:
+        if remote and remote.links and not self._closing and remote.telling < MAX_TELLING:
             ask = Ask(0, type(message).__name__, raw(message))
-            self.spawn(quietly(remote.links[-1].send(encode(ask))), f"tell {ask.name}")
-
-    def _take_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
-        if remote.calls_running >= MAX_CALLS_PER_PEER:
-            raise ProtocolError(f"more than {MAX_CALLS_PER_PEER} calls at once")
-        if ask.id:
-            remote.use()
-        remote.calls_running += 1
-        self.spawn(self._answer_call(remote, channel, ask), f"call {ask.name[:40]}")
-
-    async def _answer_call(self, remote: Remote, channel: Channel, ask: Ask) -> None:
-        response: Answer | Fail
-        try:
-            if ask.name not in self._call_handlers:
-                raise RefusedError(f"nobody here answers {ask.name[:40]!r}", "unknown")
-            kind, handler = self._call_handlers[ask.name]
-            response = Answer(ask.id, raw(await handler(remote.peer_id, decode_body(ask.body, kind))))
-        except RefusedError as error:
-            response = Fail(ask.id, error.code, error.reason)
-        except ProtocolError as error:
-            self.log.add("refused", str(error), remote.peer_id)
-            channel.abort()
-            return
-        except ShoalError as error:
-            response = Fail(ask.id, type(error).__name__, str(error)[:MAX_REASON])
-        except Exception:
-            channel.abort()
-            raise
-        finally:
-            remote.calls_running -= 1
-        if ask.id:
-            await quietly(channel.send(encode(response)))
+            self.spawn(quietly(remote.tell(encode(ask))), f"tell {ask.name}")
 
     # -- streams
 
@@ -354,31 +336,3 @@ class Host:
         remote.hear(channel, self.sent, self.received, bulk=True)
         await channel.send(opening)
         return channel
-
-    async def _serve_streams(self, remote: Remote, channel: Channel) -> None:
-        """Serve one stream after the other on a connection that the other peer opened."""
-        remote.hear(channel, self.sent, self.received, bulk=True)
-        remote.connections += 1
-        remote.streams[channel] = None
-        try:
-            while True:
-                header, _ = await channel.receive()
-                frame = decode_stream(header)
-                if not isinstance(frame, Open) or frame.name not in self._stream_handlers:
-                    raise ProtocolError("a stream begins with an Open of a known kind")
-                kind, handler = self._stream_handlers[frame.name]
-                stream = Stream(channel, remote.peer_id)
-                try:
-                    await handler(stream, decode_body(frame.body, kind))
-                    await stream.end()
-                except RefusedError as error:
-                    await stream.fail(error.code, error.reason)
-                await stream.drain()
-        except PeerLost:
-            pass  # the ordinary end of a pooled connection
-        except ProtocolError as error:
-            self.log.add("refused", str(error), remote.peer_id)
-        finally:
-            channel.abort()
-            remote.streams.pop(channel, None)
-            remote.connections -= 1

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from shoal.core.address import Endpoint
 from shoal.core.errors import OptionError, PeerLost, ProtocolError
 from shoal.net.channel import (
+    FRAME_BYTES,
     HEADER_BYTES,
     PAYLOAD_BYTES,
     PREFIX,
+    SLOW_READER_SECONDS,
     STRANGER_HEADER_BYTES,
     STRANGER_PAYLOAD_BYTES,
+    TOOK_NOTHING,
     Buffer,
     Channel,
     Frame,
@@ -29,6 +32,7 @@ from shoal.net.identity import Identity
 
 SLICE_BYTES = 64 * 1024
 WINDOW_BYTES = 4 << 20
+MAX_WAITING = 2048
 
 
 @dataclass
@@ -68,6 +72,7 @@ class MemoryChannel:
     ) -> None:
         self._transport, self._latency_seconds = transport, latency_seconds
         self.server_key, self.binding, self.remote = server_key, binding, remote
+        self.address = remote
         self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
         self._limits = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
         self._frames: deque[Frame] = deque()
@@ -79,6 +84,9 @@ class MemoryChannel:
         self._sending = asyncio.Lock()
         transport.channels[self] = None
 
+    async def secure(self) -> None:
+        return
+
     def trust(self) -> None:
         self._limits = HEADER_BYTES, PAYLOAD_BYTES
 
@@ -88,10 +96,10 @@ class MemoryChannel:
             frame = header, memoryview(bytearray(payload))
             left = PREFIX.size + len(header) + len(frame[1])
             try:
-                await self._room.wait()
+                await self._wait_for_room()
                 if self._lost:
                     raise self._lost
-                self._on_the_way_bytes += left
+                self._on_the_way_bytes += _window(frame)
                 if self._on_the_way_bytes > WINDOW_BYTES:
                     self._room.clear()
                 while left > 0:
@@ -108,6 +116,17 @@ class MemoryChannel:
             except asyncio.CancelledError:
                 self.abort()  # half a frame would make the rest unreadable
                 raise
+
+    async def _wait_for_room(self) -> None:
+        while not self._room.is_set():
+            before = self._on_the_way_bytes
+            try:
+                async with asyncio.timeout(SLOW_READER_SECONDS):
+                    await self._room.wait()
+            except TimeoutError:
+                if self._on_the_way_bytes >= before:
+                    self._lost = self._lost or PeerLost(f"{self.remote} {TOOK_NOTHING}")
+                    self.abort()
 
     def _enter(self, size: int, frame: Frame | None) -> None:
         """A slice came to this end's line; it is read once the downlink let it through."""
@@ -136,7 +155,7 @@ class MemoryChannel:
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._frames.popleft()
-        self._far._on_the_way_bytes -= PREFIX.size + len(frame[0]) + len(frame[1])
+        self._far._on_the_way_bytes -= _window(frame)
         if self._far._on_the_way_bytes <= WINDOW_BYTES:
             self._far._room.set()
         return frame
@@ -166,8 +185,14 @@ class MemoryChannel:
         self._room.set()
 
 
+def _window(frame: Frame) -> int:
+    return len(frame[0]) + len(frame[1]) + FRAME_BYTES
+
+
 class MemoryTransport:
     """One host of the network."""
+
+    max_waiting = MAX_WAITING
 
     def __init__(self, network: MemoryNetwork, host: str, identity: Identity, bytes_per_second: float) -> None:
         self.network, self.host, self.identity = network, host, identity

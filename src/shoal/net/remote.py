@@ -6,10 +6,15 @@ import asyncio
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock
-from shoal.core.errors import PeerLost
-from shoal.core.gauges import RateGauge, Silence
+from shoal.core.errors import PeerLost, ProtocolError
+from shoal.core.gauges import Allowance, RateGauge, Silence
 from shoal.net.channel import Channel
 from shoal.net.envelope import Answer
+
+MESSAGES_PER_SECOND, MESSAGES_AT_ONCE = 1000.0, 5000.0
+"""On links, from one peer."""
+MAX_TELLING = 100
+"""Messages without answer that wait until one peer takes them; further ones are lost."""
 
 
 class Remote:
@@ -23,7 +28,9 @@ class Remote:
         self.idle_streams: list[tuple[float, Channel]] = []
         self.streams: dict[Channel, None] = {}
         self.connections = 0
-        self.calls_running = 0
+        self.calls_running = self.telling = 0
+        self.answering = asyncio.Lock()
+        self._messages = Allowance(MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, clock.now())
         self.last_sent = self.used_at = clock.now()
         self.life, self.bulk = Silence(clock.now()), Silence(clock.now())
         self.pending: dict[int, asyncio.Future[Answer]] = {}
@@ -48,6 +55,29 @@ class Remote:
     def use(self) -> None:
         """A call or a stream needs this peer: signs of life and news alone do not."""
         self.used_at = self._clock.now()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call or a stream is under way."""
+        return bool(self.pending or self.streams or self.calls_running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost when it is forgotten."""
+        return not (self.is_busy or self.connections or self.links or self.idle_streams)
+
+    def count_message(self) -> None:
+        """A message came on a link. Raises ProtocolError where they are too many."""
+        if not self._messages.take(self._clock.now()):
+            raise ProtocolError(f"more than {MESSAGES_PER_SECOND:g} messages a second")
+
+    async def tell(self, header: bytes) -> None:
+        """Send what wants no answer."""
+        self.telling += 1
+        try:
+            await self.links[-1].send(header)
+        finally:
+            self.telling -= 1
 
     def close(self, reason: str) -> None:
         """End every connection with it; whoever waits for an answer, or on a stream, learns of it now."""

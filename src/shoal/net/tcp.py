@@ -9,35 +9,45 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.trsock
-import contextlib
 import hashlib
-import ipaddress
 import os
 import socket
 import ssl
 import tempfile
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from shoal.core.address import MAX_ENDPOINTS, Endpoint
+from shoal.core.address import Endpoint
 from shoal.core.errors import OptionError, PeerLost, ProtocolError
-from shoal.net.channel import HEADER_BYTES, PAYLOAD_BYTES, PREFIX, Buffer, Channel, Frame, FrameReader
+from shoal.net.channel import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    PAYLOAD_BYTES,
+    PREFIX,
+    QUEUE_BYTES,
+    SLOW_READER_SECONDS,
+    TOOK_NOTHING,
+    Buffer,
+    Channel,
+    Frame,
+    FrameReader,
+    Intake,
+)
 from shoal.net.identity import Identity
+from shoal.net.machine import open_files_allowed, own_hosts, reachable_endpoints, resolve
 
 SLICE_BYTES = 256 * 1024
-QUEUE_BYTES = 4 << 20
-"""Whole frames a channel holds for a slow consumer before it stops reading."""
 UNSENT_BYTES = 128 * 1024
 """What the kernel may hold of one connection beyond the congestion window: more only delays what comes after it."""
 TLS_HANDSHAKE_SECONDS, TLS_SHUTDOWN_SECONDS = 5.0, 1.0
+MAX_WAITING = 2048
+"""All members of a group open a link and a stream in the same moment, and a group may have 1024."""
 
 _sockets: dict[asyncio.trsock.TransportSocket, None] = {}
 
@@ -59,12 +69,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_sockets_to_parent)
 
 
-class TcpChannel(asyncio.BufferedProtocol):
-    """One TLS connection. Only its own event loop touches it."""
+class _Gone(asyncio.Transport):
+    """In the place of a lost transport: asyncio's refer to us, and would keep 0.3 MB until the collector comes."""
 
-    def __init__(self, connected: Callable[[TcpChannel], None], server: Identity | None, certificate: bytes) -> None:
-        self._connected = connected
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+    abort = close
+
+
+class TcpChannel(asyncio.BufferedProtocol):
+    """One TLS connection. Only its own event loop touches it. With `tls` it is the end that listens."""
+
+    def __init__(
+        self, connected: Callable[[TcpChannel], None], intake: Intake, tls: ssl.SSLContext | None = None,
+        server_key: bytes = b"", certificate: bytes = b"",
+    ) -> None:  # fmt: skip
+        self._connected, self._intake, self._tls = connected, intake, tls
         self._reader = FrameReader()
+        self._most_queued_bytes = 0  # a stranger's next frame is read when the one before was
         self._frames: deque[Frame] = deque()
         self._queued_bytes = 0
         self._reading_paused = False
@@ -73,48 +99,91 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._sending = asyncio.Lock()
-        self.server_key = server.public_key if server else b""
-        self.binding = hashlib.sha256(certificate).digest()
-        self.remote = "?"
+        self.server_key, self.binding = server_key, hashlib.sha256(certificate).digest()
+        self.remote = self.address = "?"
         self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
 
     # -- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=SLICE_BYTES)
         sock = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         _sockets[sock] = None
         self._socket = sock
         peer = transport.get_extra_info("peername") or ("?", 0)
-        self.remote = f"{peer[0]}:{peer[1]}"
-        if not self.server_key:
+        self.remote, self.address = f"{peer[0]}:{peer[1]}", peer[0]
+        if self._tls:
+            self._transport.pause_reading()  # until `secure`: whoever waits for that costs next to nothing
+        else:
+            self._transport.set_write_buffer_limits(high=SLICE_BYTES)
             certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
             self.server_key = _public_key(certificate)
             self.binding = hashlib.sha256(certificate).digest()
         self._connected(self)
+        self._connected = lambda channel: None  # it may refer to us
+
+    async def secure(self) -> None:
+        if self._tls is None:
+            return
+        try:
+            if self._lost:
+                raise self._reason()
+            secured = await asyncio.get_running_loop().start_tls(
+                self._transport, self, self._tls, server_side=True,
+                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
+            )  # fmt: skip
+            if secured is None:
+                raise PeerLost(f"the connection to {self.remote} closed")
+        except OSError as error:
+            error.__traceback__ = None  # it refers to asyncio's future of the handshake, and that to it
+            self.connection_lost(error)
+            if isinstance(error, ssl.SSLError):
+                raise ProtocolError(f"no TLS ({error.reason})") from None
+            raise PeerLost(str(error)) from None
+        except BaseException:
+            self.connection_lost(None)
+            raise
+        self._transport, self._tls = secured, None
+        self._transport.set_write_buffer_limits(high=SLICE_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.on_traffic(0, nbytes)
+        if self._lost or self._transport.is_closing():
+            return
         try:
             frame = self._reader.advance(nbytes)
         except ProtocolError as error:
-            self._fail(error)
-            self._transport.abort()
+            self._fail(ProtocolError(str(error)))  # not the one that was raised: see _reason
+            self._reader = FrameReader()
+            asyncio.get_running_loop().call_soon(self.abort)  # asyncio's TLS breaks when its protocol aborts in here
             return
         if frame is None:
             return
         self._frames.append(frame)
-        self._queued_bytes += len(frame[0]) + len(frame[1])
-        if self._queued_bytes > QUEUE_BYTES and not self._reading_paused:
-            self._reading_paused = True
-            self._transport.pause_reading()
+        self._queue(len(frame[0]) + len(frame[1]) + FRAME_BYTES)
         self._wake()
+
+    def _queue(self, grown_bytes: int) -> None:
+        self._queued_bytes += grown_bytes
+        self._intake.hold(self, self._queued_bytes)
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        """Read on, or no more, as what is queued here and in all channels allows."""
+        if self._lost or self._transport.is_closing():
+            return
+        limit = self._most_queued_bytes // 2 if self._reading_paused else self._most_queued_bytes
+        may_read = self._queued_bytes <= limit and self._intake.may_read(self, self._read_or_pause)
+        if may_read and self._reading_paused:
+            self._transport.resume_reading()
+        elif not may_read and not self._reading_paused:
+            self._transport.pause_reading()
+        self._reading_paused = not may_read
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -124,7 +193,12 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _sockets.pop(self._socket, None)
+        self._transport = _Gone()
         self._fail(PeerLost(f"the connection to {self.remote} closed" + (f": {exc}" if exc else "")))
+
+    def _reason(self) -> Exception:
+        """A new one each time: one that was raised refers to the frames that hold this channel, a cycle of 0.3 MB."""
+        return type(self._lost)(*self._lost.args) if self._lost else PeerLost("closed")
 
     def _fail(self, reason: Exception) -> None:
         self._lost = self._lost or reason
@@ -138,24 +212,35 @@ class TcpChannel(asyncio.BufferedProtocol):
     # -- the Channel
 
     def trust(self) -> None:
+        self._most_queued_bytes = QUEUE_BYTES
         self._reader.max_header_bytes, self._reader.max_payload_bytes = HEADER_BYTES, PAYLOAD_BYTES
 
     async def send(self, header: bytes, payload: Buffer = b"") -> None:
         async with self._sending:
             if self._lost:
-                raise self._lost
+                raise self._reason()
             view = memoryview(payload).cast("B")
             try:
                 self._write(PREFIX.pack(len(header), len(view)) + header)
                 for start in range(0, len(view), SLICE_BYTES):
                     self._write(view[start : start + SLICE_BYTES])
-                    await self._can_write.wait()
-                await self._can_write.wait()
+                    await self._wait_for_reader()
+                await self._wait_for_reader()
             except BaseException:
                 self.abort()  # half a frame would make the rest unreadable
                 raise
             if self._lost:
-                raise self._lost
+                raise self._reason()
+
+    async def _wait_for_reader(self) -> None:
+        while not self._can_write.is_set():
+            before = self._transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(SLOW_READER_SECONDS):
+                    await self._can_write.wait()
+            except TimeoutError:
+                if not self._transport.is_closing() and self._transport.get_write_buffer_size() >= before:
+                    self._fail(PeerLost(f"{self.remote} {TOOK_NOTHING}"))
 
     def _write(self, data: Buffer) -> None:
         if self._transport.is_closing():
@@ -166,22 +251,27 @@ class TcpChannel(asyncio.BufferedProtocol):
     async def receive(self) -> Frame:
         while not self._frames:
             if self._lost:
-                raise self._lost
+                raise self._reason()
             self._wake_receiver = asyncio.get_running_loop().create_future()
             await self._wake_receiver
         frame = self._frames.popleft()
-        self._queued_bytes -= len(frame[0]) + len(frame[1])
-        if self._reading_paused and self._queued_bytes < QUEUE_BYTES // 2 and not self._lost:
-            self._reading_paused = False
-            self._transport.resume_reading()
+        self._queue(-len(frame[0]) - len(frame[1]) - FRAME_BYTES)
         return frame
 
     def close(self) -> None:
+        self._forget_frames()
         if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
             self._transport.close()
 
     def abort(self) -> None:
+        self._forget_frames()
         self._transport.abort()
+
+    def _forget_frames(self) -> None:
+        """Nobody reads here any more."""
+        self._frames.clear()
+        self._queued_bytes = 0
+        self._intake.forget(self)
 
 
 class TcpTransport:
@@ -192,6 +282,8 @@ class TcpTransport:
         self._certificate = b""
         self._server: asyncio.Server | None = None
         self._channels: weakref.WeakSet[TcpChannel] = weakref.WeakSet()
+        self._intake = Intake()
+        self.max_waiting = open_files_allowed(4 * MAX_WAITING) // 4  # strangers may not use them up
 
     async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
         server_tls = self._server_context()
@@ -201,13 +293,12 @@ class TcpTransport:
             accept(channel)
 
         def protocol() -> TcpChannel:
-            return TcpChannel(connected, self._identity, self._certificate)
+            return TcpChannel(connected, self._intake, server_tls, self._identity.public_key, self._certificate)
 
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                protocol, listen.host, listen.port, ssl=server_tls, backlog=128,
-                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
-            )  # fmt: skip
+                protocol, listen.host, listen.port, backlog=128
+            )
         except OSError as error:
             raise OptionError("listen", str(listen), f"a host of this machine with a free port ({error})") from error
         self._listening = cast(tuple[asyncio.trsock.TransportSocket, ...], tuple(self._server.sockets))
@@ -216,11 +307,11 @@ class TcpTransport:
         return reachable_endpoints(listen.host, port)
 
     async def dial(self, endpoint: Endpoint) -> Channel:
-        host = "127.0.0.1" if endpoint.host in own_hosts() else await _resolve(endpoint.host)
+        host = "127.0.0.1" if endpoint.host in own_hosts() else await resolve(endpoint.host)
         done: asyncio.Future[TcpChannel] = asyncio.get_running_loop().create_future()
         try:
             await asyncio.get_running_loop().create_connection(
-                lambda: TcpChannel(done.set_result, None, b""),
+                lambda: TcpChannel(done.set_result, self._intake),
                 host, endpoint.port, ssl=_client_context(), server_hostname="shoal",
                 ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS, ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
             )  # fmt: skip
@@ -272,59 +363,3 @@ def _public_key(certificate: bytes) -> bytes:
     except ValueError:
         key = None
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else b"not an ed25519 certificate"
-
-
-async def _resolve(host: str) -> str:
-    """The address of a name, looked up in a daemon thread. Raises PeerLost.
-
-    asyncio's own look-up runs in an executor that is waited for at exit: a slow name server would hold up the end.
-    """
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        pass  # a name
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[str] = loop.create_future()
-
-    def look_up() -> None:
-        address, problem = "", None
-        try:
-            address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-        except OSError as error:
-            problem = PeerLost(f"unknown host {host!r} ({error.strerror or error})")
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(_settle, found, address, problem)
-
-    threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
-    return await found
-
-
-def _settle(found: asyncio.Future[str], address: str, problem: PeerLost | None) -> None:
-    if found.done():
-        return
-    if problem is not None:
-        found.set_exception(problem)
-    else:
-        found.set_result(address)
-
-
-def own_hosts() -> set[str]:
-    """The addresses of this machine's interfaces. What goes to one of them may as well go over the loopback."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        address.address.partition("%")[0]
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-        if address.family in families
-    }
-
-
-def reachable_endpoints(host: str, port: int) -> list[Endpoint]:
-    """Where others can dial a peer that listens at `host`: every address of this machine for a wildcard."""
-    if host not in ("0.0.0.0", "::", ""):
-        return [Endpoint(host, port)]
-    wanted: Any = own_hosts()
-    if host == "0.0.0.0":
-        wanted = {address for address in wanted if ":" not in address}
-    public = sorted(address for address in wanted if not address.startswith(("127.", "::1", "fe80", "169.254.")))
-    return [Endpoint(address, port) for address in public[:MAX_ENDPOINTS] or ["127.0.0.1"]]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shoal.core.address import Address
 from shoal.core.errors import JoinError, MismatchError, RefusedError, RemoteError
+from shoal.net.handshake import PENALTY
 from shoal.overlay.membership import Membership
 
 RETRY_SECONDS = 0.2
@@ -52,7 +53,7 @@ async def enter(
 
 
 async def _try(members: Membership, address: Address, reasons: dict[str, str], patient: bool) -> bool:
-    """Whether this address let us in. A refusal is final; where nobody answers yet, the patient try again."""
+    """Whether this address let us in. A refusal is final but for a penalty, which ends; the patient try again."""
     while True:
         try:
             await members.meet(list(address.endpoints), address.peer_id)
@@ -61,7 +62,8 @@ async def _try(members: Membership, address: Address, reasons: dict[str, str], p
             raise
         except RefusedError as error:
             reasons[str(address)] = error.reason
-            return False
+            if error.code != PENALTY:
+                return False
         except RemoteError as error:
             reasons[str(address)] = str(error)
         if not patient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from shoal.net.envelope import Message
@@ -9,6 +11,12 @@ from shoal.overlay.charter import Charter, Options, Schema
 
 TRAINER, SEED = "trainer", "seed"
 JOINED, CATCHING_UP, TRAINING = "joined", "catching up", "training"
+
+
+Word = Annotated[str, msgspec.Meta(max_length=100)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Figure = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+"""No NaN: it is neither newer nor older than anything."""
 
 
 class Record(Message, frozen=True):
@@ -20,21 +28,21 @@ class Record(Message, frozen=True):
 
     peer_id: str
     endpoints: list[str]
-    born: float
-    role: str = TRAINER
-    state: str = JOINED
-    version: int = 0
-    steps: int = 0
-    progress: int = 0
-    step_seconds: float = 0.0
-    gathered: float = 0.0
-    samples_per_second: float = 0.0
+    born: Figure
+    role: Word = TRAINER
+    state: Word = JOINED
+    version: Count = 0
+    steps: Count = 0
+    progress: Count = 0
+    step_seconds: Figure = 0.0
+    gathered: Figure = 0.0
+    samples_per_second: Figure = 0.0
     waits: bool = False
-    behind_seconds: float = 0.0
-    averagings: int = 0
-    bandwidth: float | None = None
-    first_batch: str = ""
-    rolls: dict[str, int] = msgspec.field(default_factory=dict)
+    behind_seconds: Figure = 0.0
+    averagings: Count = 0
+    bandwidth: Figure | None = None
+    first_batch: Word = ""
+    rolls: Annotated[dict[Word, Count], msgspec.Meta(max_length=10)] = msgspec.field(default_factory=dict)
 
 
 class Acquaintance(Message, frozen=True):

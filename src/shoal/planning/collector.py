@@ -19,3 +19,12 @@ def collector_of(run_key: str, series: str, number: int, members: Iterable[str])
 def roll_deadline_seconds(step_seconds: Iterable[float]) -> float:
     """max(1 s, 1.5 x the slowest participant's step): each gets a safe point to snapshot at (design, section 5)."""
     return max(1.0, 1.5 * max(step_seconds, default=0.0))
+
+
+def believable(number: int, wall: float) -> bool:
+    """Whether an averaging can have this number: as many as there were milliseconds until now, not one more.
+
+    The higher number always wins, and a liar that names the highest of all would leave none for those that follow.
+    `wall` is Unix time; where that is no real date all up to 2**40 are believed.
+    """
+    return 0 < number <= max(2**40, wall * 1000)

@@ -21,10 +21,9 @@ from shoal.net.host import Host
 from shoal.overlay.member_record import TRAINING
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
-from shoal.planning.collector import collector_of
+from shoal.planning.collector import believable, collector_of
 from shoal.planning.keys import Key
 from shoal.protocols.roll_record import (
-    MAX_NUMBER,
     PLAIN,
     Here,
     Roll,
@@ -92,7 +91,9 @@ class Meetings:
         return self.number
 
     async def _hear(self, peer_id: str, start: Start) -> Message:
-        if self.heard < start.number <= MAX_NUMBER:
+        charter = self._members.charter
+        meets = charter is None or bool((charter.strategy or {}).get("plain_rounds"))  # else nobody would answer to it
+        if meets and self.heard < start.number and believable(start.number, self._host.clock.wall()):
             self.heard = start.number
             for notice in self.on_start:
                 notice()
@@ -117,6 +118,8 @@ class Meetings:
                         await self._register.reach(point)
                         roll = await self._host.call(point, meet, Roll, timeout_seconds=limit)
             except PeerLost:
+                if limit == 0.0:
+                    raise RoundError(f"the meeting point {point[:8]} was lost", here.number) from None
                 await self._host.clock.sleep(RETRY_SECONDS)
                 continue  # the next-nearest is the meeting point now
             except (TimeoutError, CallTimeout):

@@ -26,10 +26,9 @@ from shoal.net.host import PARTED, Host
 from shoal.overlay.member_record import CATCHING_UP, TRAINING, Record
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
-from shoal.planning.collector import collector_of, roll_deadline_seconds
+from shoal.planning.collector import believable, collector_of, roll_deadline_seconds
 from shoal.protocols.roll_record import (
     CALL,
-    MAX_NUMBER,
     SERIES,
     STEP,
     Here,
@@ -223,7 +222,8 @@ class RollBook:
         check_here(here)
         if (held := self._held(*key)) and caller in held.members:
             return held
-        if here.number <= self._closed.get(here.series, 0) or here.series not in SERIES:
+        is_over = here.number <= self._closed.get(here.series, 0)
+        if is_over or here.series not in SERIES or not self._believes(here.number):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
             raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
@@ -357,7 +357,7 @@ class RollBook:
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
         series, number = invite.series, invite.number
-        if series not in SERIES or not 0 < number <= MAX_NUMBER:
+        if series not in SERIES or not self._believes(number):
             return Invited()
         self._hear_invitation(series, number, peer_id)
         while self._asks_another(series, number, peer_id):
@@ -381,8 +381,11 @@ class RollBook:
                 roll.superseded = True
                 roll.changed.set()
 
+    def _believes(self, number: int) -> bool:
+        return believable(number, self._host.clock.wall())
+
     def _note(self, series: str, number: int) -> None:
-        if self.newest.get(series, 0) < number <= MAX_NUMBER:
+        if self.newest.get(series, 0) < number and self._believes(number):
             self.newest[series] = number
             self._members.update(rolls=dict(self.newest))
 
