@@ -22,6 +22,7 @@ from shoal.planning import crowd
 KEY = handshake.run_key(RUN, SECRET)
 DIALLER, LISTENER = identity(1), identity(2)  # the first two that a world makes
 ENCODE = msgspec.msgpack.encode
+WORDS = "hello", "challenge", "proof", "accepted"
 
 
 async def shake(
@@ -75,6 +76,29 @@ async def test_afterwards_each_may_send_what_a_peer_may(world) -> None:
         for here, there in ((pair.near, pair.far), (pair.far, pair.near)):
             await here.send(b"h" * 5000, bytes(100_000))
             assert len((await there.receive())[1]) == 100_000
+
+
+async def test_neither_end_is_held_to_a_strangers_limits_by_the_others_haste(world, monkeypatch) -> None:
+    """A peer's first frame may come together with the end of the handshake: both trust before their last word."""
+    told: list[str] = []
+    async with world.pair() as pair:
+        for name, channel in (("dialler", pair.near), ("listener", pair.far)):
+
+            async def send(header: bytes, payload: bytes = b"", *, name=name, send=channel.send) -> None:
+                told.append(f"{name} sends {next(word for word in WORDS if word.encode() in header)}")
+                await send(header, payload)
+
+            def trust(*, name=name, trust=channel.trust) -> None:
+                told.append(f"{name} trusts")
+                trust()
+
+            monkeypatch.setattr(channel, "send", send)
+            monkeypatch.setattr(channel, "trust", trust)
+        await shake(pair)
+    assert told == [
+        "dialler sends hello", "listener sends challenge",
+        "dialler trusts", "dialler sends proof", "listener trusts", "listener sends accepted",
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- refused

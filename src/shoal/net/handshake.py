@@ -93,13 +93,13 @@ async def greet(channel: Channel, me: Identity, key: bytes, nonce: bytes, expect
     if listener == me.peer_id:
         await _refuse(channel, "self", "this address is this peer's own")
     context = _context(nonce, challenge.nonce, me.peer_id, listener, channel.binding)
+    channel.trust()  # it is who we dialled, and its first message as a peer may come with its last as a stranger
     await channel.send(
         _encode(Proof(me.sign(b"dial" + context), _mac(key, b"dial", context), purpose)),
     )
     accepted = await _expect(channel, Accepted)
     if not hmac.compare_digest(accepted.mac, _mac(key, b"accept", context)):
         await _refuse(channel, CREDENTIALS, WRONG_CREDENTIALS)
-    channel.trust()
     return listener
 
 
@@ -125,8 +125,8 @@ async def answer(
         await _refuse(channel, "self", "this address is this peer's own")
     if penalty := penalty_of(dialler):
         await _refuse(channel, PENALTY, penalty)
+    channel.trust()  # before the dialler learns of it: its first message as a peer may be here the next moment
     await channel.send(_encode(Accepted(_mac(key, b"accept", context))))
-    channel.trust()
     return dialler, proof.purpose
 
 
