@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from worlds import Trial, link, raw_link, soon, within
 
+from shoal.core.address import Endpoint
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError
 from shoal.net.envelope import End, Message, Open, encode, raw
 from shoal.net.host import IDLE_STREAMS_PER_PEER
@@ -335,3 +336,22 @@ async def test_a_stream_to_another_peer_than_the_one_meant_is_refused(world) -> 
         await link(a, c)
         serve_streams(c)
         await mirror_once(a, c)
+
+
+async def test_a_peer_that_dials_us_but_can_not_be_dialled_is_told_once(world) -> None:
+    """Its firewall is closed: the link stands, and every averaging would fail for a reason that nobody sees."""
+    async with world.hosts(2) as (a, b), within(15):
+        await link(a, b)
+        await soon(lambda: b.host.linked(a.id))
+        serve_streams(a)
+        places = a.host.endpoints
+        b.host.know(a.id, [Endpoint(places[0].host, 9)])
+        for _ in range(2):
+            with pytest.raises(PeerLost):
+                await mirror_once(b, a)
+        (advice,) = [event for event in b.host.log.recent if event.kind == "advice"]
+        assert advice.peer_id == a.id
+        assert advice.reason.startswith("it is connected, but can't be dialled: ")
+        assert "Averagings need its port to be open" in advice.reason
+        b.host.know(a.id, places)
+        await mirror_once(b, a)

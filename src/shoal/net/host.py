@@ -43,6 +43,7 @@ from shoal.net.remote import MAX_TELLING, Remote
 from shoal.net.serving import CallHandler, StreamHandler, serve_streams, take_call
 from shoal.net.stream import Stream
 
+BOTH_WAYS = "Averagings need its port to be open, and an address that others can reach (listen=HOST:PORT)"
 PARTED = "parted"
 """The reason in `on_lost` of a link that was given up because nobody needed it: the peer stays in the run."""
 MAX_FAULTS = 20
@@ -332,7 +333,14 @@ class Host:
             with contextlib.suppress(RemoteError):  # the other end closed it while it lay in the pool
                 await channel.send(opening)
                 return channel
-        channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
+        try:
+            channel, _ = await self._door.dial(remote.endpoints, remote.peer_id, "stream")
+        except PeerLost as error:
+            if remote.links and not remote.is_one_way:
+                remote.is_one_way = True
+                self.log.add("advice", f"it is connected, but can't be dialled: {error}. {BOTH_WAYS}", remote.peer_id)
+            raise
+        remote.is_one_way = False
         remote.hear(channel, self.sent, self.received, bulk=True)
         await channel.send(opening)
         return channel

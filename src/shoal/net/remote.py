@@ -28,6 +28,7 @@ class Remote:
         self.idle_streams: list[tuple[float, Channel]] = []
         self.streams: dict[Channel, None] = {}
         self.connections = 0
+        self.is_one_way = False  # it has dialled us, but could not be dialled
         self.calls_running = self.telling = 0
         self.answering = asyncio.Lock()
         self._messages = Allowance(MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, clock.now())
