@@ -21,6 +21,7 @@ from shoal.overlay.directory import Find, Found, Store, Stored
 from shoal.overlay.member_record import Claim, Claimed, Complaint, Introduce, Introduced, Status
 from shoal.protocols import download, round_record
 from shoal.protocols.download import Chunk, Fetch, Hold, Manifest
+from shoal.protocols.mean_gradients import FetchMean, MeanPiece
 from shoal.protocols.meeting import Meet, Start
 from shoal.protocols.roll_record import Here, Invite, Invited, Roll
 from shoal.protocols.round_record import AskVersions, Begin, Given, PartMeanSent, PartSent, Recover, VersionsHeld
@@ -31,9 +32,10 @@ REPLIES: dict[type[Message], type[Message]] = {
 }  # fmt: skip
 """What the caller of each call expects."""
 ITEMS: dict[type[Message], tuple[type[Message], type[Message]]] = {
-    Begin: (PartSent, PartMeanSent), Recover: (round_record.Want, Given), Fetch: (download.Want, Chunk)
+    Begin: (PartSent, PartMeanSent), Recover: (round_record.Want, Given), Fetch: (download.Want, Chunk),
+    FetchMean: (Done, MeanPiece),
 }  # fmt: skip
-"""What is sent on each stream after it was opened: there, and back."""
+"""What is sent on each stream after it was opened: there (Done where nothing is), and back."""
 
 INTEGERS = [0, 1, 2, 3, -1, 7, 255, 1000, 2**31, 2**32, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, 1.0, -1.0, 0.1, 1e-300, 1e18, 1e300, math.inf, -math.inf, math.nan, 1_750_000_000.0]

@@ -127,7 +127,9 @@ def _all_average(peers: list[Peer], timeout_seconds: float, sizes: tuple[int, ..
 
     async def one(peer: Peer, size: int) -> Outcome:
         vectors = torch.ones(size), torch.empty(0, dtype=torch.float64)
-        return await strategy.average(peer, CALL, vectors, 1.0, [((size,), "float32")], timeout_seconds)
+        return await strategy.all_reduce(
+            peer, CALL, vectors, 1.0, [((size,), "float32")], timeout_seconds=timeout_seconds
+        )
 
     return [asyncio.create_task(one(peer, size)) for peer, size in zip(peers, sizes, strict=True)]
 

@@ -21,7 +21,7 @@ from fuzzing import ITEMS, REPLIES, Fuzzer
 from peers import Node
 from shoal.core.errors import AveragingError, DownloadError, RemoteError, ShoalError
 from shoal.core.loop import run_virtual
-from shoal.net.envelope import Message
+from shoal.net.envelope import Done, Message
 from shoal.net.stream import Stream, StreamEnded
 from shoal.overlay.charter import Charter
 from shoal.overlay.directory import Directory
@@ -173,7 +173,8 @@ def test_what_comes_back_on_a_stream(name: str) -> None:
             there, back = ITEMS[STREAMS[name]]
             try:
                 while True:
-                    await stream.receive(there)
+                    if there is not Done:
+                        await stream.receive(there)
                     await stream.send(msgspec.Raw(fuzzer.body(back)), fuzzer.payload())  # type: ignore[arg-type]
             except StreamEnded:
                 return
@@ -212,6 +213,7 @@ async def _use_the_member(group: list[Node], _: Attacker) -> None:
                 await Download(peer.host, peer.members, peer.compute, shapes).run()
             except DownloadError:
                 pass  # which says that nobody could give it
+            await peer.mean_gradients.fetch(1, shapes)
         outcomes = await peers.average(group, strategies[number % 3], rows, timeout_seconds=5.0)
         unexpected = [one for one in outcomes if not isinstance(one, Outcome | AveragingError | RemoteError)]
         assert not unexpected, unexpected
