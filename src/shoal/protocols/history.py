@@ -10,6 +10,7 @@ from shoal.core.events import EventLog
 from shoal.protocols.outcome import Outcome
 
 KEPT, KEPT_STEPS = 10_000, 1_000
+NOT_DONE, THREE_IN_A_ROW = "not done within", 3
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,14 @@ class History:
         self.applied: deque[Averaging] = deque(maxlen=KEPT)
         self.failures: deque[AveragingFailure] = deque(maxlen=KEPT)
         self.applied_count = 0
+        self._too_slow = 0
         self.steps: deque[GlobalStep] = deque(maxlen=KEPT_STEPS)
         self.samples_per_second = 0.0
         """Of all peers together, in gradient mode."""
 
     def averaged(self, outcome: Outcome, stale_steps: int) -> None:
         """An averaging was applied."""
+        self._too_slow = 0
         roll = outcome.roll
         entry = Averaging(
             roll.number, self._log.seconds(), tuple(roll.members), outcome.contributed, outcome.exact,
@@ -97,6 +100,7 @@ class History:
 
     def stepped(self, step: GlobalStep) -> None:
         """A global step was taken."""
+        self._too_slow = 0
         self.steps.append(step)
         self.applied_count += 1
         exact = "" if step.exact else ", not exact"
@@ -108,3 +112,6 @@ class History:
         reason = error.reason if isinstance(error, RoundError) else str(error)
         self.failures.append(AveragingFailure(number, self._log.seconds(), members, reason))
         self._log.add("failed", str(error))
+        self._too_slow = self._too_slow + 1 if reason.startswith(NOT_DONE) else 0
+        if self._too_slow == THREE_IN_A_ROW:
+            self._log.add("advice", f"three averagings in a row: {reason}. Make timeout_seconds longer")
