@@ -36,7 +36,8 @@ class GradientSums:
         self._parameters: list[nn.Parameter] = list(attached.parameters.values())
         self._buffers = list(attached.buffers.values())
         self._sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._parameters]
-        self._untouched: list[Tensor] | None = [p.detach().clone() for p in self._parameters]  # until the first step
+        self._before: list[Tensor] = []  # the parameters before the first local step
+        self._is_checked = False
         self.stepping = False
         self.left_out = 0
         """Batches without a finite gradient."""
@@ -73,6 +74,8 @@ class GradientSums:
         self._taken = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
+        if not self._is_checked and not self._before:
+            self._before = [parameter.clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def add(self, samples: float, batch: int) -> None:
@@ -101,8 +104,10 @@ class GradientSums:
 
     def _check_untouched(self) -> None:
         """Once: an optimizer that moves parameters without a gradient would part the replicas at every batch."""
-        before, self._untouched = self._untouched, None
-        if before is not None and not all(map(torch.equal, before, self._parameters)):
+        if self._is_checked:
+            return
+        before, self._before, self._is_checked = self._before, [], True
+        if not all(map(torch.equal, before, self._parameters)):
             raise AttachError(
                 f"{type(self._optimizer).__name__} changes parameters that have no gradient, so its steps can't be "
                 f"gathered: use average='parameters', or another optimizer"

@@ -1,0 +1,117 @@
+"""A real model in gradient mode, in memory: what its training thread does at safe points, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.protocols.replica import GradientSum
+from shoal.training.thread_replica import Mailbox, ThreadReplica
+
+BATCH = 4.0
+
+
+class User:
+    """The user's side: a model, its optimizer, a loop; and the network's event loop in a thread of its own."""
+
+    def __init__(
+        self, optimizer_class: Any = torch.optim.SGD, scheduler: Callable[[Any], Any] | None = None, **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        self.model.register_buffer("ema", torch.zeros(2))
+        self.optimizer = optimizer_class(self.model.parameters(), **({"lr": 0.1} | options))
+        self.scheduler = scheduler(self.optimizer) if scheduler else None
+        self.mailbox = Mailbox()
+        self.replica = ThreadReplica(self.model, self.optimizer, self.mailbox, int(BATCH), self.scheduler)
+        self.optimizer.register_step_post_hook(lambda *_: self.replica.step_done())
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+        self.loop.close()
+
+    def ask(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def during_safe_points(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future = self.ask(coroutine)
+        deadline = time.monotonic() + 5
+        while not future.done():
+            assert time.monotonic() < deadline
+            self.mailbox.work()
+            time.sleep(0.001)
+        return future.result()
+
+    def gather(self) -> None:
+        self.during_safe_points(self.replica.gather(None))
+
+    def step(self, gradient: float = 1.0) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        self.optimizer.step()
+
+    def global_step(self, gradient: float = 1.0) -> GradientSum:
+        """One batch, which is the target, and the step with its gradient."""
+        asked = self.ask(self.replica.gradient_sum(lambda figures, now: "target"))
+
+        async def finish() -> GradientSum:
+            gathered: GradientSum = await asyncio.wrap_future(asked)
+            await self.replica.step(gathered.vectors, missed=False)
+            self.replica.end()
+            return gathered
+
+        finished = self.ask(finish())
+        deadline = time.monotonic() + 5
+        while self.replica._stop_rule is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        self.step(gradient)
+        return finished.result(5)
+
+
+@pytest.fixture
+def users():
+    made: list[User] = []
+
+    def make(*args: Any, **options: Any) -> User:
+        made.append(User(*args, **options))
+        return made[-1]
+
+    yield make
+    for user in made:
+        user.close()
+
+
+def test_steps_taken_for_the_newcomer_in_attach_are_no_sign_of_a_restless_optimizer(users) -> None:
+    """It catches up with the others' mean gradients before its own first batch."""
+    user = users()
+    user.gather()
+    mean = user.replica._sums.take()
+    mean[0][:8] = 1.0  # of all parameters
+    mean[0][8:10] = 1.0  # each was used
+    before = user.model.weight.detach().clone()
+    user.during_safe_points(user.replica.step(mean, missed=True))
+    assert not torch.equal(before, user.model.weight)
+    user.replica.end()
+    user.step()
+
+
+def test_weights_that_the_loop_loads_after_attach_are_no_sign_of_a_restless_optimizer(users) -> None:
+    user = users()
+    user.gather()
+    user.model.load_state_dict({name: value + 1 for name, value in user.model.state_dict().items()})
+    user.replica.end()
+    user.step()
