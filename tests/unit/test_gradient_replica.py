@@ -115,3 +115,21 @@ def test_weights_that_the_loop_loads_after_attach_are_no_sign_of_a_restless_opti
     user.model.load_state_dict({name: value + 1 for name, value in user.model.state_dict().items()})
     user.replica.end()
     user.step()
+
+
+class Wrapping(torch.optim.SGD):
+    """As many optimizers: its own step, around that of its class. The hooks of a step are called for both."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_an_optimizer_that_calls_the_step_of_its_class_loses_no_gradient(users) -> None:
+    plain, user = users(), users(Wrapping)
+    for one in (plain, user):
+        one.gather()
+        gathered = one.global_step()
+        assert gathered.samples == BATCH
+        assert gathered.vectors[0][:8].tolist() == [1.0] * 8
+    assert torch.equal(plain.model.weight, user.model.weight)

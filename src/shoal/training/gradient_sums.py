@@ -38,6 +38,7 @@ class GradientSums:
         self._sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._parameters]
         self._before: list[Tensor] = []  # the parameters before the first local step
         self._is_checked = False
+        self._taken: list[Tensor | None] = []
         self.stepping = False
         self.left_out = 0
         """Batches without a finite gradient."""
@@ -71,7 +72,9 @@ class GradientSums:
             return
         if kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:]):
             raise AttachError("optimizer.step(closure) can't be gathered: call backward() before optimizer.step()")
-        self._taken = [parameter.grad for parameter in self._parameters]
+        present = [parameter.grad for parameter in self._parameters]
+        if not self._taken or any(gradient is not None for gradient in present):
+            self._taken = present  # else a step within a step, of an optimizer that calls that of its class
         for parameter in self._parameters:
             parameter.grad = None
         if not self._is_checked and not self._before:
