@@ -133,3 +133,20 @@ def test_an_optimizer_that_calls_the_step_of_its_class_loses_no_gradient(users) 
         assert gathered.samples == BATCH
         assert gathered.vectors[0][:8].tolist() == [1.0] * 8
     assert torch.equal(plain.model.weight, user.model.weight)
+
+
+def test_the_schedulers_state_can_be_saved_and_loaded(users) -> None:
+    """A loop writes it into its checkpoints."""
+    user = users(scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10))
+    user.gather()
+    user.global_step()
+    file = io.BytesIO()
+    torch.save(user.scheduler.state_dict(), file)
+    file.seek(0)
+    user.scheduler.load_state_dict(torch.load(file))
+    rate = user.optimizer.param_groups[0]["lr"]
+    user.scheduler.step()  # the loop's own: it moves with the swarm's steps only
+    assert user.optimizer.param_groups[0]["lr"] == rate < 0.1
+    user.replica.detach()
+    user.scheduler.step()
+    assert user.optimizer.param_groups[0]["lr"] < rate

@@ -45,15 +45,15 @@ class GradientSums:
         self.clear()
         if scheduler is not None:
             self._scheduler_start = copy.deepcopy(scheduler.state_dict()), [g["lr"] for g in optimizer.param_groups]
-            # the user's loop steps it with each batch; it is to move once per global step
-            scheduler.step = lambda *args, **kwargs: None
+            self._scheduler_class = type(scheduler)
+            scheduler.__class__ = _without_step(type(scheduler))
         self._hook = optimizer.register_step_pre_hook(self._swallow)
 
     def detach(self) -> None:
         """Steps are local again."""
         self._hook.remove()
         if self._scheduler is not None:
-            del self._scheduler.step
+            self._scheduler.__class__ = self._scheduler_class
 
     # -- gathering
 
@@ -173,7 +173,7 @@ class GradientSums:
         with warnings.catch_warnings():  # before the first step of a newcomer torch warns of an order that is right
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for _ in range(steps):
-                type(self._scheduler).step(self._scheduler)
+                self._scheduler_class.step(self._scheduler)
 
     # -- what must be equal
 
@@ -207,6 +207,15 @@ class GradientSums:
         """What each row of the sketch is of."""
         names = self._moments()
         return [row for name in self._names for row in (name, *(f"{moment} of {name}" for moment in names))]
+
+
+def _without_step(kind: Any) -> Any:
+    """The user's loop steps its scheduler with each batch; it is to move once per global step.
+
+    A class, since an attribute of the scheduler would be in its state_dict.
+    """
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names | {"step": lambda self, *args, **kwargs: None})
 
 
 def _sum_dtype(parameter: Tensor) -> torch.dtype:
