@@ -150,3 +150,16 @@ def test_the_schedulers_state_can_be_saved_and_loaded(users) -> None:
     user.replica.detach()
     user.scheduler.step()
     assert user.optimizer.param_groups[0]["lr"] < rate
+
+
+def test_a_buffer_that_the_model_replaces_travels_and_is_written(users) -> None:
+    """As after model.to(), or with self.ema = 0.9 * self.ema + ...: the tensor of attach is not the model's any more."""
+    user = users()
+    user.gather()
+    user.model.ema = torch.full((2,), 5.0)
+    gathered = user.global_step()
+    assert gathered.vectors[0][-2:].tolist() == [5.0, 5.0]
+    user.model.ema = torch.full((2,), 7.0)
+    gathered.vectors[0][-2:] = 3.0
+    user.during_safe_points(user.replica.step(gathered.vectors, missed=True))
+    assert user.model.ema.tolist() == [3.0, 3.0]

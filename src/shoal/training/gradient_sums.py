@@ -33,8 +33,7 @@ class GradientSums:
         _refuse(optimizer, scheduler)
         self._optimizer, self._scheduler, self._max_grad_norm = optimizer, scheduler, max_grad_norm
         self._names = list(attached.parameters)
-        self._parameters: list[nn.Parameter] = list(attached.parameters.values())
-        self._buffers = list(attached.buffers.values())
+        self.look_at(attached)
         self._sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._parameters]
         self._before: list[Tensor] = []  # the parameters before the first local step
         self._is_checked = False
@@ -48,6 +47,11 @@ class GradientSums:
             self._scheduler_class = type(scheduler)
             scheduler.__class__ = _without_step(type(scheduler))
         self._hook = optimizer.register_step_pre_hook(self._swallow)
+
+    def look_at(self, attached: Attached) -> None:
+        """The model's tensors as they are now, of unchanged shapes."""
+        self._parameters: list[nn.Parameter] = list(attached.parameters.values())
+        self._buffers = list(attached.buffers.values())
 
     def detach(self) -> None:
         """Steps are local again."""

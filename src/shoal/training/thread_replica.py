@@ -271,7 +271,7 @@ class ThreadReplica:
         self._stop_rule = None
         self._held = self._held or Future()
         try:
-            self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+            self._look_at_model()
             sums = self._sums
             answered.set_result(GradientSum(
                 sums.take(), sums.shapes, sums.samples, list(sums.batches),
@@ -289,30 +289,37 @@ class ThreadReplica:
     def _step(self, mean: Vectors, *, missed: bool) -> None:
         assert self._sums is not None
         self.samples_dropped += self._sums.samples if missed else 0
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         self._untouched = None
         self._sums.step(mean)
         self._global_steps += 1
 
     def _take_everything(self) -> Everything:
         assert self._sums is not None
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         tensors = self._sums.everything()
         return Everything(pack(tensors), shapes_of(tensors), self.progress, self._sums.sketch(), self._sums.rows())
 
     def _replace(self, vectors: Vectors) -> None:
         assert self._sums is not None
+        self._look_at_model()
         apply_exact(self._sums.everything(), vectors)
 
     # -- at a safe point
 
-    def _take_snapshot(self) -> Snapshot:
+    def _look_at_model(self) -> None:
+        """Its tensors as they are now: a module may have replaced a buffer. Raises SchemaChanged."""
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        if self._sums is not None:
+            self._sums.look_at(self._attached)
+
+    def _take_snapshot(self) -> Snapshot:
+        self._look_at_model()
         vectors = pack(self._attached.tensors, self._memory)
         return Snapshot(vectors, self.steps, self._samples, self._samples - self._samples_averaged)
 
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         try:
             apply_difference(self._attached.tensors, average, snapshot.vectors, self._memory)
         finally:  # it is written whole even where an interrupt ends it
