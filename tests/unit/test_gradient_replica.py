@@ -153,7 +153,7 @@ def test_the_schedulers_state_can_be_saved_and_loaded(users) -> None:
 
 
 def test_a_buffer_that_the_model_replaces_travels_and_is_written(users) -> None:
-    """As after model.to(), or with self.ema = 0.9 * self.ema + ...: the tensor of attach is not the model's any more."""
+    """As after model.to(), or with self.ema = 0.9 * self.ema + ...: the tensor seen in attach is the model's no more."""
     user = users()
     user.gather()
     user.model.ema = torch.full((2,), 5.0)
@@ -163,3 +163,53 @@ def test_a_buffer_that_the_model_replaces_travels_and_is_written(users) -> None:
     gathered.vectors[0][-2:] = 3.0
     user.during_safe_points(user.replica.step(gathered.vectors, missed=True))
     assert user.model.ema.tolist() == [3.0, 3.0]
+
+
+def test_asking_for_a_sum_may_be_given_up_while_it_is_made(users, monkeypatch) -> None:
+    """The run yields to another, or leave() comes from elsewhere, while the sketch of a large model is computed."""
+    user = users()
+    user.gather()
+    asked = user.ask(user.replica.gradient_sum(lambda figures, now: "target"))
+    take = user.replica._sums.take
+
+    def slow_take() -> Any:
+        asked.cancel()
+        deadline = time.monotonic() + 5
+        while user.replica._stop_rule is not None or not asked.cancelled():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.05)
+        user.replica.end()
+        return take()
+
+    monkeypatch.setattr(user.replica._sums, "take", slow_take)
+    while user.replica._stop_rule is None:
+        time.sleep(0.001)
+    user.step()
+
+
+class _Vanishing:
+    """An attribute that another thread sets to None right after its first reading."""
+
+    def __init__(self, value: Any) -> None:
+        self._values = [value]
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self._values.pop() if self._values else None
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if value is None:
+            self._values.clear()
+
+
+@pytest.mark.parametrize("name", ["_held", "_stop_rule"])
+def test_the_strategy_may_end_at_any_moment_of_a_step(users, monkeypatch, name) -> None:
+    user = users()
+    user.gather()
+    rule = (lambda figures: "", Future()), Future()
+    value = Future() if name == "_held" else rule[0]
+    if name == "_held":
+        value.set_result(None)
+    user.replica._over = True
+    monkeypatch.setattr(ThreadReplica, name, _Vanishing(value), raising=False)
+    user.step()

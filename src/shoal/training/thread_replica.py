@@ -28,6 +28,7 @@ from shoal.training.optimizer_options import check_options, options_of_optimizer
 from shoal.training.schema import attached, check_unchanged
 
 Result = TypeVar("Result")
+Rule = tuple[Callable[[Figures], str], Future[GradientSum]]
 STEP_SMOOTHING = 0.2
 FIRST_STEP_SECONDS = 2.0
 """How long a state is waited for before the first step; then the one of `attach` is given."""
@@ -115,7 +116,7 @@ class ThreadReplica:
         self._sums: GradientSums | None = None
         self._run_options: dict[str, Any] = {}
         self.samples_dropped = 0.0
-        self._stop_rule: tuple[Callable[[Figures], str], Future[GradientSum]] | None = None
+        self._stop_rule: Rule | None = None  # set and taken back by the network thread, at any moment
         self._held: Future[None] | None = None
         self._over = False
         self._counted: float | None = None
@@ -160,14 +161,14 @@ class ThreadReplica:
         if self._sums is not None:
             self._sums.add(samples, self.steps)
         self._mailbox.work()
-        if self._stop_rule is not None:
-            self._ask_rule()
+        if (rule := self._stop_rule) is not None:
+            self._ask_rule(rule)
         elif self._sums is not None and not self._over:
             self._held = Future()  # the strategy is about to say when to stop, or repairs this replica
             if self._over:
                 self._release()  # it ended in this very moment
-        if self._held is not None:
-            self._mailbox.work_until(self._held, math.inf)
+        if (held := self._held) is not None:
+            self._mailbox.work_until(held, math.inf)
         self._last_step_at = now if self._sums is None else time.monotonic()  # what was waited for is no work
         if self._notice is not None and self.steps >= self._notice[0]:
             _, notice, loop = self._notice
@@ -256,17 +257,18 @@ class ThreadReplica:
 
     def _reconsider(self) -> None:
         """Asked for a sum while the thread waits: stop again at once, or let it go on."""
-        if self._stop_rule is None or self._held is None:
+        rule = self._stop_rule
+        if rule is None or self._held is None:
             return
-        if self._sums is None or self._sums.samples == 0 or not self._ask_rule():
+        if self._sums is None or self._sums.samples == 0 or not self._ask_rule(rule):
             self._release()
 
-    def _ask_rule(self) -> bool:
-        """Stop, and give what was gathered, where the rule says so."""
-        assert self._stop_rule is not None and self._sums is not None
-        why_stop, answered = self._stop_rule
+    def _ask_rule(self, rule: Rule) -> bool:
+        """Stop, and give what was gathered, where the rule says so, unless the sum is not asked for any more."""
+        assert self._sums is not None
+        why_stop, answered = rule
         why = why_stop(self.figures())
-        if not why or answered.done():
+        if not why or not answered.set_running_or_notify_cancel():
             return False
         self._stop_rule = None
         self._held = self._held or Future()
