@@ -153,7 +153,7 @@ def test_the_schedulers_state_can_be_saved_and_loaded(users) -> None:
 
 
 def test_a_buffer_that_the_model_replaces_travels_and_is_written(users) -> None:
-    """As after model.to(), or with self.ema = 0.9 * self.ema + ...: the tensor seen in attach is the model's no more."""
+    """After model.to(), or with self.ema = 0.9 * self.ema + ...: the tensor seen in attach is the model's no more."""
     user = users()
     user.gather()
     user.model.ema = torch.full((2,), 5.0)
@@ -213,3 +213,42 @@ def test_the_strategy_may_end_at_any_moment_of_a_step(users, monkeypatch, name) 
     user.replica._over = True
     monkeypatch.setattr(ThreadReplica, name, _Vanishing(value), raising=False)
     user.step()
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.Adafactor, torch.optim.AdamW, torch.optim.ASGD, torch.optim.NAdam, torch.optim.Rprop]
+)
+def test_a_newcomer_takes_over_the_whole_optimizer_state(users, make) -> None:
+    donor, newcomer = users(make), users(make)
+    donor.gather()
+    donor.global_step()
+    newcomer.replica._install(donor.replica._take_state())
+    newcomer.gather()
+    assert newcomer.replica._sums.rows() == donor.replica._sums.rows()
+    assert newcomer.replica._sums.sketch() == donor.replica._sums.sketch()
+    for user in (donor, newcomer):
+        user.global_step(0.5)
+    assert torch.equal(donor.model.weight, newcomer.model.weight)
+    assert newcomer.replica._sums.sketch() == donor.replica._sums.sketch()
+
+
+def test_optimizers_with_other_groups_are_refused(users) -> None:
+    def two_groups(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        weight, bias = parameters
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "weight_decay": 0.5}], lr=lr)
+
+    donor, newcomer = users(two_groups), users()
+    newcomer.replica._install(donor.replica._take_state())
+    with pytest.raises(Exception, match="group 1"):
+        newcomer.gather()
+
+
+def test_options_of_a_run_that_is_gone_do_not_bind_a_peer_that_goes_on_alone(users) -> None:
+    """It downloaded a state at step 0; at step 5 its schedule has moved, and no donor of a newer state is left."""
+    schedule = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    donor, newcomer = users(scheduler=schedule), users(scheduler=schedule)
+    newcomer.replica._install(donor.replica._take_state())
+    newcomer.gather()
+    newcomer.global_step()
+    newcomer.gather()
+    assert newcomer.optimizer.param_groups[0]["lr"] == 0.05

@@ -182,14 +182,14 @@ class GradientSums:
     # -- what must be equal
 
     def _moments(self) -> list[str]:
-        """The names of what the optimizer keeps for each value of a parameter."""
+        """The names of what the optimizer keeps for the values of a parameter, or for rows and columns of it."""
         return sorted(
             {
                 key
                 for parameter, state in self._optimizer.state.items()
                 for key, value in state.items()
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
-                and key != "step"
+                if isinstance(value, Tensor) and value.is_floating_point()
+                and (value.dim() > 0 or value.shape == parameter.shape) and key != "step"
             }
         )  # fmt: skip
 

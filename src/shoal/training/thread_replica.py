@@ -253,7 +253,8 @@ class ThreadReplica:
         self.samples_dropped += self._sums.samples
         self._sums.clear()
         self._sums.set_scheduler(self.progress)
-        check_options(self._optimizer, self._run_options)
+        run_options, self._run_options = self._run_options, {}  # as they were in the state that was just installed
+        check_options(self._optimizer, run_options)
 
     def _reconsider(self) -> None:
         """Asked for a sum while the thread waits: stop again at once, or let it go on."""
@@ -380,8 +381,8 @@ class ThreadReplica:
             if kind != "optimizer" or name not in found:
                 continue
             if isinstance(value, torch.Tensor):
-                same_shape = value.numel() == 1 or value.shape == self._attached.parameters[name].shape
-                if not same_shape or not all_finite(value):
+                fits = value.numel() <= max(1, self._attached.parameters[name].numel())  # some keep rows and columns
+                if not fits or not all_finite(value):
                     return {}
             found[name][key] = self._placed(value, key, name)
         return found
