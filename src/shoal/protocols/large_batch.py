@@ -303,5 +303,6 @@ class _Steps:
 def _diverged(reason: str, rows: list[str]) -> str:
     """A collector's verdict, "row distance", in words."""
     row, _, distance = reason.partition(" ")
-    name = rows[int(row)] if row.isascii() and row.isdigit() and int(row) < len(rows) else "its state"
+    number = int(row) if row.isascii() and row.isdigit() and len(row) < 10 else len(rows)
+    name = rows[number] if number < len(rows) else "its state"
     return f"{name} differs from the others' by {distance[:10]} of its norm"
