@@ -170,11 +170,11 @@ class _Steps:
     async def _others_have_it(self) -> str:
         """Wait for what the others still gather. Why that ends; empty where nobody gathers what is missing."""
         while not self._peer.leaving:
-            figures = self._replica.figures()
-            why = self.why_stop(figures, self._peer.clock.now())
+            figures, now = self._replica.figures(), self._peer.clock.now()
+            why = self.why_stop(figures, now)
             if why not in ("", AHEAD):
                 return why
-            if not still_gather(self._mine(figures), self._others):
+            if not still_gather(self._mine(figures), self._others, now):
                 return ""
             await self._stirred()
         return ""
