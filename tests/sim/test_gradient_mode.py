@@ -282,3 +282,26 @@ def test_batches_that_were_gathered_too_late_are_in_no_step() -> None:
             assert batches == sorted(set(batches))
 
     World(seed=13).run(scenario)
+
+
+def test_whoever_stopped_ahead_goes_on_where_the_others_pause() -> None:
+    """The other one is in the run, tells its figures each second, and gathers nothing: its loop evaluates."""
+
+    async def scenario(world: World) -> None:
+        peers = await start(world, [0.1, 0.1], gathering())
+        await reach(peers, 10)
+        paused = peers[1].replica
+        for _ in range(6):  # at whatever moment of a step the pause begins
+            await asyncio.sleep(0.4 * world.random.random())
+            figures = {"step_seconds": 0.1, "samples_per_second": 80.0}  # as they were before the pause
+            paused.figures = lambda figures=figures: {**type(paused).figures(paused), **figures}
+            paused.step_seconds = 20.0
+            await asyncio.sleep(4)
+            at = peers[0].replica.progress
+            await asyncio.sleep(4)
+            assert peers[0].replica.progress >= at + 3
+            paused.step_seconds = 0.1
+            del paused.figures
+            await reach(peers, peers[0].replica.progress + 15)
+
+    World(seed=14).run(scenario)

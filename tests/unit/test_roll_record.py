@@ -5,8 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.errors import RefusedError
-from shoal.protocols.roll_record import ALONE, OTHER_SHAPES, TRAIN, Here, Roll, close_roll, makes_sense
+from shoal.core.errors import ProtocolError, RefusedError
+from shoal.protocols.large_batch import _diverged
+from shoal.protocols.roll_record import (
+    ALONE,
+    OTHER_SHAPES,
+    STEP,
+    TRAIN,
+    Here,
+    Roll,
+    check_here,
+    close_roll,
+    makes_sense,
+)
 
 SMALL, LARGE = [((3,), "float32")], [((4,), "float32")]
 
@@ -66,8 +77,24 @@ def roll(members=("a", "b"), weights=(1.0, 2.0), bandwidths=(None, 5.0)) -> Roll
         roll(weights=(1.0, float("nan"))),
         roll(bandwidths=(None, float("inf"))),
         roll(bandwidths=()),
+        msgspec.structs.replace(roll(), series=STEP),
+        msgspec.structs.replace(roll(), series=STEP, batches=[[(1, 2)]]),
+        msgspec.structs.replace(roll(), turned_away={str(number): ("step", "5") for number in range(1001)}),
     ],
 )
 def test_a_record_that_can_not_be_computed_with_is_seen(broken) -> None:
     assert makes_sense(roll(), "a")
     assert not makes_sense(broken, "a")
+
+
+def test_whoever_calls_for_a_step_has_to_tell_which() -> None:
+    """Else the others' steps and states would not be compared, and no member could read the roll."""
+    check_here(here())
+    with pytest.raises(ProtocolError, match="does not tell which one"):
+        check_here(Here(STEP, 5, 1.0, None, SMALL, 1.0))
+
+
+@pytest.mark.parametrize("row", ["1", "-1", "7", "9" * 5000, "", "nan"])
+def test_a_verdict_is_told_whatever_a_collector_wrote(row) -> None:
+    assert _diverged(f"{row} 1.0e-2", ["a", "b"]).endswith("differs from the others' by 1.0e-2 of its norm")
+    assert _diverged("1 1.0e-2", ["a", "b"]).startswith("b ")

@@ -12,6 +12,8 @@ further; or they will have the target before this peer could end another batch, 
 AHEAD_OF_BATCH, SLOWEST_AHEAD_OF_BATCH = 0.25, 0.5
 MOST_BATCHES_UNTOLD = 1.5
 """What a peer is thought to have gathered since it told: it may have paused."""
+PAUSES_AFTER_BATCHES, PAUSES_AFTER_SECONDS = 3.0, 1.0
+"""A peer that told of no batch for so long is not waited for by whoever stopped ahead of it."""
 WORTHWHILE = 1.5
 """A batch is proposed where it differs from the target by at least this factor."""
 
@@ -43,9 +45,15 @@ def samples_gathered(me: Gathered, others: Iterable[Gathered]) -> float:
     return me.samples + sum(other.samples for other in others if other.step == me.step)
 
 
-def still_gather(me: Gathered, others: Iterable[Gathered]) -> list[Gathered]:
-    """The others at this peer's step that have not stopped."""
-    return [other for other in others if other.step == me.step and not other.waits]
+def still_gather(me: Gathered, others: Iterable[Gathered], now: float) -> list[Gathered]:
+    """The others at this peer's step that have not stopped, and do not pause, as for an evaluation."""
+    return [
+        other
+        for other in others
+        if other.step == me.step
+        and not other.waits
+        and now - other.told_at <= max(PAUSES_AFTER_SECONDS, PAUSES_AFTER_BATCHES * other.batch_seconds)
+    ]
 
 
 def why_stop(
@@ -64,7 +72,7 @@ def why_stop(
         return TARGET
     if invited or overdue:
         return INVITED if invited else TIME
-    running = still_gather(me, others)
+    running = still_gather(me, others, now)
     slowest = all((other.batch_seconds, other.peer_id) < (me.batch_seconds, me.peer_id) for other in running)
     ahead_seconds = (SLOWEST_AHEAD_OF_BATCH if slowest else AHEAD_OF_BATCH) * me.batch_seconds
     coming = sum(

@@ -170,11 +170,11 @@ class _Steps:
     async def _others_have_it(self) -> str:
         """Wait for what the others still gather. Why that ends; empty where nobody gathers what is missing."""
         while not self._peer.leaving:
-            figures = self._replica.figures()
-            why = self.why_stop(figures, self._peer.clock.now())
+            figures, now = self._replica.figures(), self._peer.clock.now()
+            why = self.why_stop(figures, now)
             if why not in ("", AHEAD):
                 return why
-            if not still_gather(self._mine(figures), self._others):
+            if not still_gather(self._mine(figures), self._others, now):
                 return ""
             await self._stirred()
         return ""
@@ -303,5 +303,6 @@ class _Steps:
 def _diverged(reason: str, rows: list[str]) -> str:
     """A collector's verdict, "row distance", in words."""
     row, _, distance = reason.partition(" ")
-    name = rows[int(row)] if row.isascii() and row.isdigit() and int(row) < len(rows) else "its state"
+    number = int(row) if row.isascii() and row.isdigit() and len(row) < 10 else len(rows)
+    name = rows[number] if number < len(rows) else "its state"
     return f"{name} differs from the others' by {distance[:10]} of its norm"

@@ -17,7 +17,7 @@ TRAIN, STEP, CALL, PLAIN = "train", "step", "call", "plain"
 SERIES = TRAIN, STEP, CALL
 """Averagings of parameters; of gradients, one for each step; those that swarm.average asks for. PLAIN has no roll."""
 OTHER_SHAPES, OTHER_STEP, DIVERGED, ALONE = "shapes", "step", "diverged", "alone"
-MAX_FIGURE, MAX_NUMBER, MAX_RANGES = 1e18, 2**53, 1000
+MAX_FIGURE, MAX_NUMBER, MAX_RANGES, MAX_TURNED_AWAY = 1e18, 2**53, 1000, 1000
 
 
 class Stand(Message, frozen=True):
@@ -86,6 +86,8 @@ def check_here(here: Here) -> None:
         raise ProtocolError(f"averaging number {here.number}")
     if here.stand and (not 0 <= here.stand.step <= MAX_NUMBER or len(here.stand.batches) > MAX_RANGES):
         raise ProtocolError(f"a stand at step {here.stand.step} with {len(here.stand.batches)} ranges of batches")
+    if here.series == STEP and here.stand is None:
+        raise ProtocolError("a call for a step that does not tell which one")
 
 
 def makes_sense(roll: Roll, me: str) -> bool:
@@ -98,6 +100,8 @@ def makes_sense(roll: Roll, me: str) -> bool:
         and len(roll.places) in (0, len(roll.members))
         and all(len(places) <= MAX_ENDPOINTS for places in roll.places)
         and len(roll.batches) in (0, len(roll.members))
+        and (roll.series != STEP or len(roll.batches) == len(roll.members))
+        and len(roll.turned_away) <= MAX_TURNED_AWAY
     )
 
 
@@ -127,7 +131,7 @@ def close_roll(
         [call.weight for call in here.values()], [call.bandwidth for call in here.values()],
         [places.get(peer_id, []) for peer_id in members],
         [call.stand.batches for call in here.values() if call.stand is not None],
-        {peer_id: (error.code, error.reason) for peer_id, error in refused.items()}, disunited,
+        {who: (error.code, error.reason) for who, error in list(refused.items())[:MAX_TURNED_AWAY]}, disunited,
     )  # fmt: skip
     return refused | dict.fromkeys(members, roll)
 

@@ -33,25 +33,31 @@ class GradientSums:
         _refuse(optimizer, scheduler)
         self._optimizer, self._scheduler, self._max_grad_norm = optimizer, scheduler, max_grad_norm
         self._names = list(attached.parameters)
-        self._parameters: list[nn.Parameter] = list(attached.parameters.values())
-        self._buffers = list(attached.buffers.values())
+        self.look_at(attached)
         self._sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._parameters]
-        self._untouched: list[Tensor] | None = [p.detach().clone() for p in self._parameters]  # until the first step
+        self._before: list[Tensor] = []  # the parameters before the first local step
+        self._is_checked = False
+        self._taken: list[Tensor | None] = []
         self.stepping = False
         self.left_out = 0
         """Batches without a finite gradient."""
         self.clear()
         if scheduler is not None:
             self._scheduler_start = copy.deepcopy(scheduler.state_dict()), [g["lr"] for g in optimizer.param_groups]
-            # the user's loop steps it with each batch; it is to move once per global step
-            scheduler.step = lambda *args, **kwargs: None
+            self._scheduler_class = type(scheduler)
+            scheduler.__class__ = _without_step(type(scheduler))
         self._hook = optimizer.register_step_pre_hook(self._swallow)
+
+    def look_at(self, attached: Attached) -> None:
+        """The model's tensors as they are now, of unchanged shapes."""
+        self._parameters: list[nn.Parameter] = list(attached.parameters.values())
+        self._buffers = list(attached.buffers.values())
 
     def detach(self) -> None:
         """Steps are local again."""
         self._hook.remove()
         if self._scheduler is not None:
-            del self._scheduler.step
+            self._scheduler.__class__ = self._scheduler_class
 
     # -- gathering
 
@@ -70,9 +76,13 @@ class GradientSums:
             return
         if kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:]):
             raise AttachError("optimizer.step(closure) can't be gathered: call backward() before optimizer.step()")
-        self._taken = [parameter.grad for parameter in self._parameters]
+        present = [parameter.grad for parameter in self._parameters]
+        if not self._taken or any(gradient is not None for gradient in present):
+            self._taken = present  # else a step within a step, of an optimizer that calls that of its class
         for parameter in self._parameters:
             parameter.grad = None
+        if not self._is_checked and not self._before:
+            self._before = [parameter.clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def add(self, samples: float, batch: int) -> None:
@@ -101,8 +111,10 @@ class GradientSums:
 
     def _check_untouched(self) -> None:
         """Once: an optimizer that moves parameters without a gradient would part the replicas at every batch."""
-        before, self._untouched = self._untouched, None
-        if before is not None and not all(map(torch.equal, before, self._parameters)):
+        if self._is_checked:
+            return
+        before, self._before, self._is_checked = self._before, [], True
+        if not all(map(torch.equal, before, self._parameters)):
             raise AttachError(
                 f"{type(self._optimizer).__name__} changes parameters that have no gradient, so its steps can't be "
                 f"gathered: use average='parameters', or another optimizer"
@@ -165,19 +177,19 @@ class GradientSums:
         with warnings.catch_warnings():  # before the first step of a newcomer torch warns of an order that is right
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for _ in range(steps):
-                type(self._scheduler).step(self._scheduler)
+                self._scheduler_class.step(self._scheduler)
 
     # -- what must be equal
 
     def _moments(self) -> list[str]:
-        """The names of what the optimizer keeps for each value of a parameter."""
+        """The names of what the optimizer keeps for the values of a parameter, or for rows and columns of it."""
         return sorted(
             {
                 key
                 for parameter, state in self._optimizer.state.items()
                 for key, value in state.items()
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
-                and key != "step"
+                if isinstance(value, Tensor) and value.is_floating_point()
+                and (value.dim() > 0 or value.shape == parameter.shape) and key != "step"
             }
         )  # fmt: skip
 
@@ -199,6 +211,15 @@ class GradientSums:
         """What each row of the sketch is of."""
         names = self._moments()
         return [row for name in self._names for row in (name, *(f"{moment} of {name}" for moment in names))]
+
+
+def _without_step(kind: Any) -> Any:
+    """The user's loop steps its scheduler with each batch; it is to move once per global step.
+
+    A class, since an attribute of the scheduler would be in its state_dict.
+    """
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names | {"step": lambda self, *args, **kwargs: None})
 
 
 def _sum_dtype(parameter: Tensor) -> torch.dtype:

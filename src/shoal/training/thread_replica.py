@@ -28,6 +28,7 @@ from shoal.training.optimizer_options import check_options, options_of_optimizer
 from shoal.training.schema import attached, check_unchanged
 
 Result = TypeVar("Result")
+Rule = tuple[Callable[[Figures], str], Future[GradientSum]]
 STEP_SMOOTHING, LONGEST_STEP = 0.2, 4.0
 """A step that took more than 4 x the usual was a pause: an evaluation, a checkpoint. Who has become slower is, soon."""
 FIRST_STEP_SECONDS = 2.0
@@ -116,7 +117,7 @@ class ThreadReplica:
         self._sums: GradientSums | None = None
         self._run_options: dict[str, Any] = {}
         self.samples_dropped = 0.0
-        self._stop_rule: tuple[Callable[[Figures], str], Future[GradientSum]] | None = None
+        self._stop_rule: Rule | None = None  # set and taken back by the network thread, at any moment
         self._held: Future[None] | None = None
         self._over = False
         self._counted: float | None = None
@@ -161,14 +162,14 @@ class ThreadReplica:
         if self._sums is not None:
             self._sums.add(samples, self.steps)
         self._mailbox.work()
-        if self._stop_rule is not None:
-            self._ask_rule()
+        if (rule := self._stop_rule) is not None:
+            self._ask_rule(rule)
         elif self._sums is not None and not self._over:
             self._held = Future()  # the strategy is about to say when to stop, or repairs this replica
             if self._over:
                 self._release()  # it ended in this very moment
-        if self._held is not None:
-            self._mailbox.work_until(self._held, math.inf)
+        if (held := self._held) is not None:
+            self._mailbox.work_until(held, math.inf)
         self._last_step_at = now if self._sums is None else time.monotonic()  # what was waited for is no work
         if self._notice is not None and self.steps >= self._notice[0]:
             _, notice, loop = self._notice
@@ -255,26 +256,28 @@ class ThreadReplica:
         self.samples_dropped += self._sums.samples
         self._sums.clear()
         self._sums.set_scheduler(self.progress)
-        check_options(self._optimizer, self._run_options)
+        run_options, self._run_options = self._run_options, {}  # as they were in the state that was just installed
+        check_options(self._optimizer, run_options)
 
     def _reconsider(self) -> None:
         """Asked for a sum while the thread waits: stop again at once, or let it go on."""
-        if self._stop_rule is None or self._held is None:
+        rule = self._stop_rule
+        if rule is None or self._held is None:
             return
-        if self._sums is None or self._sums.samples == 0 or not self._ask_rule():
+        if self._sums is None or self._sums.samples == 0 or not self._ask_rule(rule):
             self._release()
 
-    def _ask_rule(self) -> bool:
-        """Stop, and give what was gathered, where the rule says so."""
-        assert self._stop_rule is not None and self._sums is not None
-        why_stop, answered = self._stop_rule
+    def _ask_rule(self, rule: Rule) -> bool:
+        """Stop, and give what was gathered, where the rule says so, unless the sum is not asked for any more."""
+        assert self._sums is not None
+        why_stop, answered = rule
         why = why_stop(self.figures())
-        if not why or answered.done():
+        if not why or not answered.set_running_or_notify_cancel():
             return False
         self._stop_rule = None
         self._held = self._held or Future()
         try:
-            self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+            self._look_at_model()
             sums = self._sums
             answered.set_result(GradientSum(
                 sums.take(), sums.shapes, sums.samples, list(sums.batches),
@@ -292,30 +295,37 @@ class ThreadReplica:
     def _step(self, mean: Vectors, *, missed: bool) -> None:
         assert self._sums is not None
         self.samples_dropped += self._sums.samples if missed else 0
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         self._untouched = None
         self._sums.step(mean)
         self._global_steps += 1
 
     def _take_everything(self) -> Everything:
         assert self._sums is not None
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         tensors = self._sums.everything()
         return Everything(pack(tensors), shapes_of(tensors), self.progress, self._sums.sketch(), self._sums.rows())
 
     def _replace(self, vectors: Vectors) -> None:
         assert self._sums is not None
+        self._look_at_model()
         apply_exact(self._sums.everything(), vectors)
 
     # -- at a safe point
 
-    def _take_snapshot(self) -> Snapshot:
+    def _look_at_model(self) -> None:
+        """Its tensors as they are now: a module may have replaced a buffer. Raises SchemaChanged."""
         self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        if self._sums is not None:
+            self._sums.look_at(self._attached)
+
+    def _take_snapshot(self) -> Snapshot:
+        self._look_at_model()
         vectors = pack(self._attached.tensors, self._memory)
         return Snapshot(vectors, self.steps, self._samples, self._samples - self._samples_averaged)
 
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
-        self._attached = check_unchanged(self._model, self._optimizer, self.schema)
+        self._look_at_model()
         try:
             apply_difference(self._attached.tensors, average, snapshot.vectors, self._memory)
         finally:  # it is written whole even where an interrupt ends it
@@ -374,8 +384,8 @@ class ThreadReplica:
             if kind != "optimizer" or name not in found:
                 continue
             if isinstance(value, torch.Tensor):
-                same_shape = value.numel() == 1 or value.shape == self._attached.parameters[name].shape
-                if not same_shape or not all_finite(value):
+                fits = value.numel() <= max(1, self._attached.parameters[name].numel())  # some keep rows and columns
+                if not fits or not all_finite(value):
                     return {}
             found[name][key] = self._placed(value, key, name)
         return found
