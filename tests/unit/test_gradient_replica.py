@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from shoal.protocols.replica import GradientSum
-from shoal.training.thread_replica import Mailbox, ThreadReplica
+from shoal.training.mailbox import Mailbox
+from shoal.training.thread_replica import ThreadReplica
 
 BATCH = 4.0
 

@@ -14,7 +14,8 @@ from torch import nn
 
 import shoal
 from shoal.tensors.flat import pack
-from shoal.training.thread_replica import Mailbox, ThreadReplica
+from shoal.training.mailbox import Mailbox
+from shoal.training.thread_replica import ThreadReplica
 
 
 class Loop:

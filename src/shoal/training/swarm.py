@@ -32,10 +32,11 @@ from shoal.strategies.moshpit import Moshpit
 from shoal.strategies.options import options_of
 from shoal.tensors.flat import check_tensors, pack, shapes_of, unpack
 from shoal.training.announce import say
+from shoal.training.mailbox import Mailbox
 from shoal.training.node import Node
 from shoal.training.report import AveragingReport, PeerInfo, Report
 from shoal.training.settings import read_settings
-from shoal.training.thread_replica import Mailbox, ThreadReplica
+from shoal.training.thread_replica import ThreadReplica
 
 Result = TypeVar("Result")
 LAST_AVERAGING_SECONDS = 10.0

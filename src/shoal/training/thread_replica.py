@@ -8,92 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.core.errors import ModelMismatch, RoundError
+from shoal.core.errors import ModelMismatch
 from shoal.protocols.replica import Everything, Figures, GradientSum, Snapshot, State, StopRule
 from shoal.tensors.flat import Shapes, Vectors, all_finite, pack, shapes_of
 from shoal.tensors.memory import Memory
 from shoal.tensors.mixing import apply_difference, apply_exact
 from shoal.training.gradient_sums import GradientSums
+from shoal.training.mailbox import Mailbox
 from shoal.training.optimizer_options import check_options, options_of_optimizer, signature
 from shoal.training.schema import attached, check_unchanged
 
-Result = TypeVar("Result")
 Rule = tuple[Callable[[Figures], str], Future[GradientSum]]
 STEP_SMOOTHING, LONGEST_STEP = 0.2, 4.0
 """A step that took more than 4 x the usual was a pause: an evaluation, a checkpoint. Who has become slower is, soon."""
 FIRST_STEP_SECONDS = 2.0
 """How long a state is waited for before the first step; then the one of `attach` is given."""
-
-
-class Mailbox:
-    """Work that other threads leave for the user's thread."""
-
-    def __init__(self) -> None:
-        self._requests: deque[Callable[[], None]] = deque()
-        self._wake = threading.Event()
-
-    async def ask(self, work: Callable[[], Result]) -> Result:
-        """From the network thread: run `work` at the next safe point and return its result."""
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Result] = loop.create_future()
-
-        def answer(value: Any, error: Exception | None) -> None:
-            if answered.done():
-                return
-            if error is None:
-                answered.set_result(value)
-            else:
-                answered.set_exception(error)
-
-        def at_safe_point() -> None:
-            if answered.cancelled():
-                return
-            value: Any = None
-            error: Exception | None = None
-            try:
-                value = work()
-            except Exception as problem:  # noqa: BLE001  raised again where it was asked for
-                error = problem
-            except BaseException:
-                error = RoundError("the training thread was interrupted")
-                raise
-            finally:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(answer, value, error)
-
-        self._requests.append(at_safe_point)
-        self._wake.set()
-        return await answered
-
-    def work(self) -> None:
-        """From the user's thread: a safe point."""
-        while self._requests:
-            self._requests.popleft()()
-
-    def work_until(self, done: Future[Any], timeout_seconds: float) -> bool:
-        """From the user's thread: one long safe point until `done`, or until the time is over. Returns whether done."""
-        done.add_done_callback(lambda future: self._wake.set())
-        until = time.monotonic() + timeout_seconds
-        while not done.done():
-            self._wake.clear()
-            self.work()
-            if done.done():
-                break
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            self._wake.wait(None if left == math.inf else left)
-        return True
 
 
 class ThreadReplica:
