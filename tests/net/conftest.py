@@ -1,11 +1,12 @@
-"""Makes the helper modules of this folder importable, here and in the peers that the tests start."""
+"""Makes the helpers of this folder and those of all tests importable, also in the peers that the tests start."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
 @pytest.fixture(autouse=True)
