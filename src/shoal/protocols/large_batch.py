@@ -215,6 +215,8 @@ class _Steps:
             if error.diverged:
                 raise OutOfStep(_diverged(error.reason, gathered.rows), diverged=True) from None
             await self._peer.clock.sleep(PAUSE_SECONDS)  # news of their step are on the way
+            if (level := _level(self._peer)) < gathered.step - 1:  # as after a split: it would train apart until then
+                raise OutOfStep(f"at step {gathered.step}, where most of the others are at {level}") from None
             return await _catch_up(self._peer, self._replica)
         except (RoundError, TensorError, RemoteError) as error:
             self._peer.history.failed(error)
