@@ -305,3 +305,21 @@ def test_whoever_stopped_ahead_goes_on_where_the_others_pause() -> None:
             await reach(peers, peers[0].replica.progress + 15)
 
     World(seed=14).run(scenario)
+
+
+def test_a_minority_that_is_far_ahead_takes_over_the_state_of_the_others() -> None:
+    """As after a split that heals: it would be turned away, and train apart, until the others are as far."""
+
+    async def scenario(world: World) -> None:
+        peers = await start(world, [0.1] * 4, gathering())
+        await reach(peers, 10)
+        peers[0].replica._inherited_steps += 200
+        peers[0].replica.tensors[0].add_(1.0)
+        await asyncio.sleep(5)
+        await reach(peers, 40)
+        assert peers[0].replica.progress < 100
+        assert "where most of the others are at" in events(peers[0], "behind")[0]
+        assert_equal(peers)
+        assert all(len(step.given) == 4 for step in steps_of(peers[1])[-3:])
+
+    World(seed=15).run(scenario)

@@ -87,3 +87,10 @@ def test_at_least_one_of_equal_peers_goes_on() -> None:
 )
 def test_a_batch_is_proposed_from_the_measured_pace(rate, slowest, target, seconds, proposed) -> None:
     assert proposed_batch(rate, slowest, target, seconds) == proposed
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1e30])
+def test_figures_that_are_none_count_for_nothing_and_raise_nothing(nonsense: float) -> None:
+    assert samples_gathered(peer("a", 8), [peer("b", nonsense), peer("c", 16)]) == 24
+    assert proposed_batch(nonsense, 0.1, 64, 600.0) is None
+    assert proposed_batch(80.0, nonsense, 64, 600.0) is None

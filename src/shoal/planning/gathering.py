@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 TARGET, INVITED, TIME, BEHIND, AHEAD = "target", "invited", "time", "behind", "ahead"
 """Why a peer stops: the swarm has the target; somebody calls for the step; the time is over; the others are a step
@@ -42,7 +43,8 @@ def level_of(steps: Iterable[int]) -> int:
 
 def samples_gathered(me: Gathered, others: Iterable[Gathered]) -> float:
     """By all who are at this peer's step: what others gathered on older states does not count."""
-    return me.samples + sum(other.samples for other in others if other.step == me.step)
+    told = [other.samples for other in others if other.step == me.step]
+    return me.samples + sum(samples for samples in told if 0 <= samples < inf)
 
 
 def still_gather(me: Gathered, others: Iterable[Gathered], now: float) -> list[Gathered]:
@@ -91,8 +93,8 @@ def proposed_batch(
     It is gathered within half of `longest_seconds`, and not before the slowest peer has ended a batch: else all wait
     for that one in each step.
     """
-    if samples_per_second <= 0:
-        return None
+    if not (samples_per_second > 0 and isfinite(samples_per_second * (slowest_batch_seconds + longest_seconds))):
+        return None  # nobody has measured yet, or a peer tells nonsense
     most = samples_per_second * longest_seconds
     least = samples_per_second * slowest_batch_seconds
     if target_batch > most:

@@ -63,6 +63,16 @@ async def _catch_up(peer: Peer, replica: Replica) -> None:
 
     A newcomer on a slow line, for which there is more to take with each step, asks the others to wait.
     """
+    before = replica.progress
+    try:
+        await _take_missed(peer, replica)
+    finally:
+        peer.members.update(behind_seconds=0.0)  # nobody waits while it downloads the state again
+    if replica.progress > before:
+        peer.log.add("repaired", f"from step {before} to {replica.progress}, with the others' mean gradients")
+
+
+async def _take_missed(peer: Peer, replica: Replica) -> None:
     before, began_at = replica.progress, peer.clock.now()
     first_missing = None
     while (missing := _level(peer) - replica.progress) > 0:
@@ -76,9 +86,6 @@ async def _catch_up(peer: Peer, replica: Replica) -> None:
         if mean is None:
             raise OutOfStep(f"at step {replica.progress}, {missing} behind: nobody keeps the gradients in between")
         await replica.step(mean, missed=True)
-    peer.members.update(behind_seconds=0.0)
-    if replica.progress > before:
-        peer.log.add("repaired", f"from step {before} to {replica.progress}, with the others' mean gradients")
 
 
 def _level(peer: Peer) -> int:
@@ -208,6 +215,8 @@ class _Steps:
             if error.diverged:
                 raise OutOfStep(_diverged(error.reason, gathered.rows), diverged=True) from None
             await self._peer.clock.sleep(PAUSE_SECONDS)  # news of their step are on the way
+            if (level := _level(self._peer)) < gathered.step - 1:  # as after a split: it would train apart until then
+                raise OutOfStep(f"at step {gathered.step}, where most of the others are at {level}") from None
             return await _catch_up(self._peer, self._replica)
         except (RoundError, TensorError, RemoteError) as error:
             self._peer.history.failed(error)

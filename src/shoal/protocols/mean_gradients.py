@@ -86,7 +86,7 @@ class MeanGradients:
                 data, filled = as_bytes(vector), 0
                 while filled < len(data):
                     piece = await self._piece(stream)
-                    if not 0 < len(piece) <= len(data) - filled:
+                    if len(piece) != min(PIECE_BYTES, len(data) - filled):  # smaller ones could go on for ever
                         raise ProtocolError(f"{len(piece)} bytes of a mean gradient where {len(data) - filled} miss")
                     data[filled : filled + len(piece)] = piece
                     filled += len(piece)

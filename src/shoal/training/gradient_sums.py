@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from shoal.core.errors import AttachError
-from shoal.tensors.flat import Shapes, Vectors, pack, shapes_of, slices
+from shoal.tensors.flat import Shapes, Vectors, all_finite, pack, shapes_of, slices
 from shoal.tensors.sketch import sketch_of
 from shoal.training.schema import Attached
 
@@ -95,7 +95,7 @@ class GradientSums:
             return  # a step without a backward
         if any(gradient.layout is not torch.strided for gradient in present):
             raise AttachError("sparse gradients can't be gathered: use sparse=False")
-        if (found_inf is not None and bool(found_inf)) or not _all_finite(present):
+        if (found_inf is not None and bool(found_inf)) or not all(map(all_finite, present)):
             self.left_out += 1
             return
         weight = samples / float(scale) if scale is not None else samples
@@ -224,10 +224,6 @@ def _without_step(kind: Any) -> Any:
 
 def _sum_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
-
-
-def _all_finite(gradients: Sequence[Tensor]) -> bool:
-    return all([bool(torch.isfinite(gradient).all()) for gradient in gradients])
 
 
 def _refuse(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
