@@ -41,6 +41,7 @@ CHUNK_BYTES = 1 << 20
 MAX_DONORS = 3
 HOLD_SECONDS, CHUNK_SECONDS, KEEP_SECONDS, SHARE_SECONDS = 30.0, 20.0, 30.0, 2.0
 MAX_IMAGES = 3
+MOST_STEPS = 10**9
 EXTRAS_BYTES = 64 << 20
 """A state has at most eight times the bytes of its vectors in extras, and this much more: integer buffers, counters."""
 HASH_SECONDS_PER_BYTE = 1e-9
@@ -287,6 +288,7 @@ class Download:
         chunks = -(-vector_bytes // CHUNK_BYTES) + -(-extra_bytes // CHUNK_BYTES)
         return (
             manifest.vector_bytes == vector_bytes
+            and 0 <= manifest.layout.progress <= MOST_STEPS
             and 0 <= extra_bytes <= 8 * vector_bytes + EXTRAS_BYTES
             and len(manifest.hashes) == chunks
         )

@@ -26,7 +26,7 @@ from shoal.protocols.history import Given, GlobalStep
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Figures, GradientSum, Replica
-from shoal.protocols.roll_record import DIVERGED, STEP, TRAIN, Stand
+from shoal.protocols.roll_record import DIVERGED, MAX_RANGES, STEP, TRAIN, Stand
 from shoal.tensors.flat import Vectors
 
 EVERYTHING_EVERY_STEPS = 100
@@ -235,7 +235,7 @@ class _Steps:
 
     async def _average(self, gathered: GradientSum) -> tuple[Vectors, Outcome | None]:
         """The mean gradient of the swarm; of a peer that is alone, its own."""
-        stand = Stand(gathered.step, gathered.sketch, gathered.batches)
+        stand = Stand(gathered.step, gathered.sketch, gathered.batches[:MAX_RANGES])
         try:
             outcome = await self._all_reduce(STEP, gathered.vectors, gathered.samples, gathered.shapes, stand=stand)
         except NobodyThere:

@@ -5,8 +5,8 @@
                                      <-         MeanPiece, bytes
                                      <-         ...
 
-Two are kept, for a peer that missed a step; more while somebody downloads a state, which is older by the time it is
-there. Whoever finds no donor that still keeps the step that it needs downloads the state again.
+Two are kept, for a peer that missed a step; up to 32, or 1 GB, while somebody downloads a state, which is older by the
+time it is there. Whoever finds no donor that still keeps the step that it needs downloads the state again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.overlay.member_record import CATCHING_UP, TRAINING
 from shoal.overlay.membership import Membership
 from shoal.tensors.flat import WIRE_DTYPES, Shapes, Vectors, as_bytes, vector_sizes
 
-KEPT_STEPS, KEPT_FOR_NEWCOMERS = 2, 32
+KEPT_STEPS, KEPT_FOR_NEWCOMERS, KEPT_BYTES = 2, 32, 1 << 30
 PIECE_BYTES = 1 << 20
 PIECE_SECONDS = 20.0
 
@@ -50,7 +50,8 @@ class MeanGradients:
         """`mean` led to `step`. The oldest is forgotten."""
         self._kept[step] = mean
         newcomers = any(record.state == CATCHING_UP for record in self._members.members.values())
-        while len(self._kept) > (KEPT_FOR_NEWCOMERS if newcomers else KEPT_STEPS):
+        most = min(KEPT_FOR_NEWCOMERS, KEPT_BYTES // max(1, sum(vector.nbytes for vector in mean)))
+        while len(self._kept) > (max(KEPT_STEPS, most) if newcomers else KEPT_STEPS):
             del self._kept[next(iter(self._kept))]
 
     def forget(self) -> None:
