@@ -36,7 +36,7 @@ class GradientSums:
         self._parameters: list[nn.Parameter] = list(attached.parameters.values())
         self._buffers = list(attached.buffers.values())
         self._sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._parameters]
-        self._untouched: list[Tensor] | None = [p.detach().clone() for p in self._parameters]  # until the first step
+        self._checked = False
         self.stepping = False
         self.left_out = 0
         """Batches without a finite gradient."""
@@ -62,6 +62,7 @@ class GradientSums:
         self._used = [False] * len(self._sums)
         self.samples = 0.0
         self.batches: list[tuple[int, int]] = []
+        self._before_first: list[Tensor] = []
 
     @torch.no_grad()
     def _swallow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -70,6 +71,8 @@ class GradientSums:
             return
         if kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:]):
             raise AttachError("optimizer.step(closure) can't be gathered: call backward() before optimizer.step()")
+        if not (self._checked or self._before_first):  # a subclass's step may call a step with hooks of its own
+            self._before_first = [parameter.detach().clone() for parameter in self._parameters]
         self._taken = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -100,9 +103,11 @@ class GradientSums:
             self.batches.append((batch, batch))
 
     def _check_untouched(self) -> None:
-        """Once: an optimizer that moves parameters without a gradient would part the replicas at every batch."""
-        before, self._untouched = self._untouched, None
-        if before is not None and not all(map(torch.equal, before, self._parameters)):
+        """Of the first step: an optimizer that moves parameters without a gradient would part the replicas."""
+        if self._checked:
+            return
+        before, self._before_first, self._checked = self._before_first, [], True
+        if not all(map(torch.equal, before, self._parameters)):
             raise AttachError(
                 f"{type(self._optimizer).__name__} changes parameters that have no gradient, so its steps can't be "
                 f"gathered: use average='parameters', or another optimizer"
