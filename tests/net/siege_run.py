@@ -63,7 +63,9 @@ def besieged(
         rate = _Rate(honest, outcome)
         with rate.of("before"):
             time.sleep(window_seconds)
-        asyncio.run(_attack(address, rate, stranger_frames, peer_frames, held, hold_seconds, flood, seed))
+        asyncio.run(
+            _attack(address, rate, stranger_frames, peer_frames, held, hold_seconds, flood, seed, window_seconds)
+        )
         with rate.of("after"):
             time.sleep(window_seconds)
         wait_until(lambda: _settled(honest, before), 40, "connections and tasks of the siege are gone", 0.5)
@@ -80,6 +82,7 @@ async def _attack(
     hold_seconds: float,
     flood: int,
     seed: int,
+    window_seconds: float,
 ) -> None:
     siege = Siege(parse_address(address), RUN, SECRET, seed)
     sent = rate.outcome.sent
@@ -96,7 +99,8 @@ async def _attack(
         sent[name] = sent.get(name) or siege.sent
 
     async def until(count: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        while siege.sent < count:
+        least = time.monotonic() + window_seconds  # a shorter phase would say nothing about averagings
+        while siege.sent < count or time.monotonic() < least:
             await siege.abreast(max(1, (count - siege.sent) // 3), work)
 
     async def hold() -> None:

@@ -31,7 +31,7 @@ def test_honest_averaging_goes_on_and_nothing_breaks(tmp_path):
         held=100,
         hold_seconds=0.5,
         flood=4000,
-        window_seconds=0.7,
+        window_seconds=1.0,
         seed=1,
     )
     check(outcome)
