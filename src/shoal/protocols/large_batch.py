@@ -272,7 +272,11 @@ class _Steps:
         if outcome is not None:
             members = zip(outcome.roll.members, outcome.roll.weights, outcome.roll.batches, strict=True)
             inside = outcome.roll.members if outcome.exact else outcome.contributed
-            given = {who: Given(samples, tuple(batches)) for who, samples, batches in members if who in inside}
+            given = {
+                who: Given(samples, tuple(batches))
+                for who, samples, batches in members
+                if samples > 0 and who in inside
+            }
         for who, (code, reason) in (roll.turned_away if roll else {}).items():
             if code == DIVERGED:
                 self._peer.log.add("diverged", _diverged(reason, gathered.rows), who)
