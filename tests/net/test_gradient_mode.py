@@ -20,8 +20,13 @@ def of(make):
     return lambda net: make(net.parameters())
 
 
-@pytest.mark.parametrize("make", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("count", [1, 2, 4])
+ALL = [(1, SGD), (1, ADAMW), (2, SGD), (4, ADAMW), (2, ADAMW), (4, SGD)]
+CASES = [pytest.param(*case, marks=pytest.mark.acceptance if number > 3 else ()) for number, case in enumerate(ALL)]
+
+
+@pytest.mark.parametrize(
+    ("count", "make"), CASES, ids=lambda value: getattr(getattr(value, "func", value), "__name__", value)
+)
 def test_check_21_one_process_with_the_reported_batches_ends_with_the_same_parameters(count: int, make) -> None:
     """20 steps, one of the peers four times slower."""
     strategy = shoal.AllReduce(average="gradients", target_batch=64)
