@@ -29,7 +29,7 @@ from shoal.training.state_folder import RunFolder
 
 SECRET_BYTES = 16
 SHOWN = ("advice", "yielded")
-SHOWN_LIVE = ("joined", "left", "lost", "refused", "downloaded", "failed")
+SHOWN_LIVE = ("joined", "left", "lost", "refused", "downloaded", "failed", "behind", "diverged", "repaired")
 """Events that a person at the terminal of `shoal run` sees as they happen; the others are in the report."""
 
 
