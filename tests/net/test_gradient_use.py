@@ -16,6 +16,7 @@ from swarm_process import LOOPBACK
 from torch import nn
 
 import shoal
+from optimizers import Restless
 
 GRADIENTS = {"average": "gradients", "target_batch": 4 * BATCH}
 LONE = [
@@ -90,17 +91,6 @@ def test_ctrl_c_reaches_a_loop_that_waits_for_the_swarm(two: Two) -> None:
 
 
 # ---------------------------------------------------------------- what can't be gathered
-
-
-class Restless(torch.optim.SGD):
-    """Moves parameters that have no gradient."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.mul_(0.999)
-        return super().step(closure)
 
 
 @pytest.fixture

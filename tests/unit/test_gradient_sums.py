@@ -7,19 +7,9 @@ import torch
 from torch import nn
 
 import shoal
+from optimizers import Restless
 from shoal.training.gradient_sums import GradientSums
 from shoal.training.schema import attached
-
-
-class Restless(torch.optim.SGD):
-    """Moves parameters that have no gradient."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.mul_(0.999)
-        return super().step(closure)
 
 
 class Learner:
