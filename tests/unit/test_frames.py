@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections import deque
 
 import pytest
 from hypothesis import example, given
@@ -49,6 +50,17 @@ frames = st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.binary(max_si
 def test_any_chopping_of_the_bytes_gives_the_same_frames(sent, chunks) -> None:
     data = b"".join(PREFIX.pack(len(header), len(payload)) + header + payload for header, payload in sent)
     assert feed(trusting(), data, chunks) == sent
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30))
+def test_a_payload_comes_into_its_place_if_it_fits(chunks) -> None:
+    """One place for each frame, whether its payload fits or there is none: the next frame's place is its own."""
+    reader, memory = trusting(), [bytearray(4) for _ in range(4)]
+    reader.places = deque(memoryview(place) for place in memory)
+    sent = [(b"h", b"abcd"), (b"h", b""), (b"h", b"other"), (b"h", b"wxyz"), (b"h", b"more")]
+    data = b"".join(PREFIX.pack(len(header), len(payload)) + header + payload for header, payload in sent)
+    assert feed(reader, data, chunks) == sent
+    assert [bytes(place) for place in memory] == [b"abcd", bytes(4), bytes(4), b"wxyz"]
 
 
 def test_a_frame_is_not_changed_by_the_next() -> None:

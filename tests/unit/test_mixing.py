@@ -178,6 +178,28 @@ def test_the_tensors_keep_their_identity_and_strides() -> None:
     assert [(tensor.data_ptr(), tensor.stride(), tensor.requires_grad) for tensor in tensors] == facts
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", range(3))
+def test_an_interrupt_moves_every_element_exactly_once(monkeypatch, at, after) -> None:
+    """Ctrl-C just before, or just after, a piece was written: it must not be moved twice."""
+    copy, calls = torch.Tensor.copy_, []
+
+    def interrupted(tensor, *args):
+        calls.append(tensor)
+        if after:
+            copy(tensor, *args)
+        if len(calls) == at + 1:
+            raise KeyboardInterrupt
+        return tensor if after else copy(tensor, *args)
+
+    tensors = [torch.full((size,), 2.0) for size in (3, 4, 5)]
+    nothing = torch.empty(0, dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        apply_difference(tensors, (torch.full((12,), 1.5), nothing), (torch.ones(12), nothing))
+    assert torch.cat(tensors).tolist() == [2.5] * 12
+
+
 class Interrupting(torch.Tensor):
     """A parameter at which Ctrl-C comes, once."""
 

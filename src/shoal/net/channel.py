@@ -11,7 +11,8 @@ when its length became known.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +60,9 @@ class Channel(Protocol):
 
         Whoever takes nothing for SLOW_READER_SECONDS is cut off: what waits for it would fill the memory.
         """
+
+    def place(self, buffers: Sequence[memoryview]) -> None:
+        """Where the payloads of the next frames are wanted, one for each. It saves a copy, and promises nothing."""
 
     async def receive(self) -> Frame:
         """The next frame. Raises PeerLost at the end and ProtocolError on what is no frame."""
@@ -126,11 +130,12 @@ class FrameReader:
     """Cuts a byte stream into frames without copying payloads.
 
     `buffer()` says where the next bytes go, `advance(n)` that n of them arrived. Limits are checked before anything is
-    allocated, so a stranger's length field costs nothing.
+    allocated, so a stranger's length field costs nothing. `places`: where the next frames' payloads go, if they fit.
     """
 
     def __init__(self) -> None:
         self.max_header_bytes, self.max_payload_bytes = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
+        self.places: deque[memoryview] = deque()
         self._prefix = bytearray(PREFIX.size)
         self._begin_frame()
 
@@ -167,8 +172,10 @@ class FrameReader:
                 f"allowed are {self.max_header_bytes} + {self.max_payload_bytes}"
             )
         self._header = _room_for(header_bytes)
+        place = self.places.popleft() if self.places else None
         if payload_bytes:
-            self._payload = _room_for(payload_bytes)
+            fits = place is not None and len(place) == payload_bytes
+            self._payload = place if place is not None and fits else _room_for(payload_bytes)
         self._target, self._filled = self._header, 0
 
 

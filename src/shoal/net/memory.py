@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core.address import Endpoint
@@ -147,6 +147,9 @@ class MemoryChannel:
             return
         self._frames.append(frame)
         self._arrived.set()
+
+    def place(self, buffers: Sequence[memoryview]) -> None:
+        return
 
     async def receive(self) -> Frame:
         while not self._frames:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.core.errors import ProtocolError, RefusedError
 from shoal.net.channel import Buffer, Channel
 from shoal.net.envelope import (
@@ -34,6 +36,10 @@ class Stream:
     async def send(self, message: Message, payload: Buffer = b"") -> None:
         """Send a message; returns when the connection can take more. Raises PeerLost."""
         await self._channel.send(encode(Item(raw(message))), payload)
+
+    def place(self, buffers: Sequence[memoryview]) -> None:
+        """The payloads of the next messages belong here, one for each: where it can, `receive` gives them in place."""
+        self._channel.place(buffers)
 
     async def receive(self, kind: type[Body]) -> tuple[Body, memoryview]:
         """The next message and its payload. Raises StreamEnded, RefusedError, ProtocolError or PeerLost."""

@@ -16,7 +16,7 @@ import ssl
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -221,11 +221,11 @@ class TcpChannel(asyncio.BufferedProtocol):
                 raise self._reason()
             view = memoryview(payload).cast("B")
             try:
-                self._write(PREFIX.pack(len(header), len(view)) + header)
-                for start in range(0, len(view), SLICE_BYTES):
+                self._write(b"".join((PREFIX.pack(len(header), len(view)), header, view[:SLICE_BYTES])))
+                await self._wait_for_reader()
+                for start in range(SLICE_BYTES, len(view), SLICE_BYTES):
                     self._write(view[start : start + SLICE_BYTES])
                     await self._wait_for_reader()
-                await self._wait_for_reader()
             except BaseException:
                 self.abort()  # half a frame would make the rest unreadable
                 raise
@@ -247,6 +247,9 @@ class TcpChannel(asyncio.BufferedProtocol):
             raise PeerLost(f"the connection to {self.remote} is closed")
         self._transport.write(data)
         self.on_traffic(len(data), 0)
+
+    def place(self, buffers: Sequence[memoryview]) -> None:
+        self._reader.places = deque(buffers)
 
     async def receive(self) -> Frame:
         while not self._frames:

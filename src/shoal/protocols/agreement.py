@@ -40,11 +40,11 @@ async def take_over(round_: Round, reducer: Reducer, owner: int) -> None:
     """Get what is missing of a share from the first in its order that lives. Raises RoundError when nobody does."""
     for number in round_.order(owner)[1:]:
         who = round_.group.members[number]
-        if not round_.missing(owner):
+        if round_.whole(owner):
             return
         if number == round_.me:
             await reduce_anew(round_, reducer, owner)
-            await round_.until(lambda: not round_.missing(owner))
+            await round_.until(lambda: round_.whole(owner))
         elif who not in round_.lost:
             try:
                 async with asyncio.timeout(_take_over_seconds(round_)):
@@ -53,7 +53,7 @@ async def take_over(round_: Round, reducer: Reducer, owner: int) -> None:
                 round_.hear(who, error)  # the next in the order
             except TimeoutError:
                 round_.host.log.add("late", "its take-over of a share took too long", who)
-    if round_.missing(owner):
+    if not round_.whole(owner):
         raise failed(round_, f"nobody is left to reduce the share of {round_.group.members[owner][:8]}")
 
 

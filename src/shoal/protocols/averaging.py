@@ -42,8 +42,9 @@ async def average_in_background(
     last = False
     while not last:
         await _due(peer, replica, last_at, every_seconds, last_steps, every_steps)
-        started_at, last = peer.clock.now(), peer.leaving
+        last = peer.leaving
         snapshot = await replica.snapshot()
+        started_at = peer.clock.now()  # not before: the loop may have paused for long
         try:
             outcome = await all_reduce(TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
             stale_steps = await replica.offer(outcome.vectors, snapshot)

@@ -111,7 +111,7 @@ async def butterfly(
     """
     host = rounds.host
     clock, sent, received = host.clock, host.sent.total_bytes, host.received.total_bytes
-    round_ = Round(host, group, vectors, source, mass, part_bytes, rounds.dropped)
+    round_ = Round(host, group, vectors, source, mass, part_bytes, rounds.dropped, rounds.memory)
     reducer = Reducer(round_)
     rounds.open(round_, reducer)
     started_at = clock.now()
@@ -137,7 +137,7 @@ async def butterfly(
             host.sent.total_bytes - sent, host.received.total_bytes - received,
             obtained_at - started_at, clock.now() - obtained_at, _part_reports(round_),
         )  # fmt: skip
-        vectors = round_.settle(rounds.memory)
+        vectors = round_.settle()
         rounds.ended(round_)
         return RoundResult(vectors, _mass(report.parts), report)
     round_.fail()
@@ -197,7 +197,7 @@ async def _reduce_own(round_: Round, reducer: Reducer) -> None:
         if reducer.reducing(index):
             reducer.contribute(round_.host.peer_id, index, round_.own_values(index))
         await asyncio.sleep(0)
-    await round_.until(lambda: not round_.missing(round_.me))
+    await round_.until(lambda: round_.whole(round_.me))
 
 
 async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ended | None) -> None:
@@ -205,8 +205,8 @@ async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ende
     who = round_.group.members[number]
 
     def came_from_others() -> bool:
-        held = [round_.held[index] for index in round_.owned_by(number)]
-        return all(one is not None for one in held) and any(one.version[0] > 0 for one in held if one is not None)
+        held = [round_.held[index] for index in round_.owned_by(number)] if round_.whole(number) else []
+        return any(one.version[0] > 0 for one in held if one is not None)
 
     try:
         await first_of(round_.unless_lost(who, _exchange(round_, number, last)), round_.until(came_from_others))
@@ -217,7 +217,7 @@ async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ende
         round_.hear(who, cause)
     if round_.cut_off:
         raise failed(round_, round_.cut_off)
-    if round_.missing(number):
+    if not round_.whole(number):
         await take_over(round_, reducer, number)
 
 
@@ -237,6 +237,7 @@ async def _contribute(stream: Stream, round_: Round, indices: list[int]) -> None
 
 
 async def _collect(stream: Stream, round_: Round, indices: list[int]) -> None:
+    stream.place([as_bytes(round_.place(index)) for index in indices])
     for index in indices:
         try:
             message, payload = await stream.receive(PartMeanSent)
@@ -253,10 +254,10 @@ async def _lose_late_reducers(round_: Round) -> None:
     started_at = looked_at = host.clock.now()
     owners = [number for number in dict.fromkeys(round_.owners) if number != round_.me]
     ended: dict[int, float] = {}
-    while any(round_.missing(number) for number in owners):
+    while not all(map(round_.whole, owners)):
         try:
             async with asyncio.timeout(REDUCERS_WATCH_SECONDS):
-                await round_.until(lambda: not any(round_.missing(number) for number in owners))
+                await round_.until(lambda: all(map(round_.whole, owners)))
         except TimeoutError:
             now = host.clock.now()
             if now - looked_at > REDUCERS_WATCH_SECONDS + STALL_SECONDS:
@@ -279,7 +280,7 @@ def _late_reducers(
     late = []
     for number in owners:
         remote = round_.host.remotes.get(round_.group.members[number])
-        if not round_.missing(number) or remote is None:
+        if round_.whole(number) or remote is None:
             continue
         silent = now - max(started_at, remote.bulk.last_heard)
         if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():

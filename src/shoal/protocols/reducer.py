@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import ProtocolError
@@ -138,7 +139,8 @@ class Reducer:
                 self._round.hold(index, self._mean(index, reduction))
 
     def _mean(self, index: int, reduction: Reduction) -> Held:
-        values = self._round.own_values(index).new_empty(len(self._round.own_values(index)))
+        place = self._round.place(index)
+        values = place if reduction.attempt == 0 else torch.empty_like(place)
         reduction.mean.write(values)
         return held_as(reduction.attempt, reduction.mean.weight, tuple(sorted(reduction.contributors)), values)
 

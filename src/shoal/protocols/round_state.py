@@ -8,13 +8,13 @@ over        settled (this result stands) or failed (every value is as it was bef
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+import xxhash
 from torch import Tensor
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError
@@ -45,8 +45,7 @@ class Held:
 def held_as(attempt: int, weight: float, contributors: tuple[int, ...], values: Tensor) -> Held:
     """A mean that this member has just reduced."""
     content = as_bytes(values) if weight > 0 else b""
-    digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
-    return Held((attempt, digest), weight, contributors, values if weight > 0 else None)
+    return Held((attempt, xxhash.xxh3_128_digest(content)), weight, contributors, values if weight > 0 else None)
 
 
 class Round:
@@ -54,11 +53,14 @@ class Round:
 
     def __init__(
         self, host: Host, group: Group, vectors: Vectors, source: str, mass: float, part_bytes: int,
-        dropped: Counter[str],
+        dropped: Counter[str], memory: Memory,
     ) -> None:  # fmt: skip
         shares = shares_by_bandwidth(group.bandwidths)
         owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
         self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
+        self._memory = memory
+        self._result = self._new_result()
+        self._replaced = False  # whether a mean was: who fetched it may still be sent what lies in the result
         self.started_at = host.clock.now()
         self.me = group.members.index(host.peer_id)
         self.parts: list[Part] = [part for share in owned for part in share]
@@ -78,19 +80,25 @@ class Round:
         self.refused_by: dict[str, None] = {}
         self.cut_off = ""
         self._losing: dict[str, asyncio.Event] = {}
-        self._changed = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], Callable[[], Any]] = {}
 
     # -- waiting
 
     def change(self) -> None:
-        """Wake everybody who waits in `until`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Wake those who wait in `until` for what is now true."""
+        for waiter, condition in list(self._waiting.items()):
+            if not waiter.done() and condition():
+                waiter.set_result(None)
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Return as soon as the condition holds; it is looked at after every change of this round."""
         while not condition():
-            await self._changed.wait()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting[waiter] = condition
+            try:
+                await waiter
+            finally:
+                del self._waiting[waiter]
 
     async def unless_lost(self, who: str, work: Coroutine[Any, Any, Result]) -> Result:
         """Await work that needs this member. Raises PeerLost as soon as it is lost, whatever the work waits for."""
@@ -141,10 +149,12 @@ class Round:
         """The parts of one member's share."""
         return self._shares.get(number, [])
 
+    def whole(self, number: int) -> bool:
+        """Whether every part of one member's share is held here."""
+        return not self._missing.get(number)
+
     def missing(self, number: int) -> list[int]:
         """The parts of one member's share that are not held here."""
-        if not self._missing.get(number):
-            return []
         return [index for index in self.owned_by(number) if self.held[index] is None]
 
     def order(self, number: int) -> list[int]:
@@ -156,6 +166,11 @@ class Round:
         part = self.parts[index]
         return self.vectors[part.vector][part.start : part.stop]
 
+    def place(self, index: int) -> Tensor:
+        """Where the mean of a part is in the result, for its first version."""
+        part = self.parts[index]
+        return self._result[part.vector][part.start : part.stop]
+
     def hold(self, index: int, held: Held, *, fetched: bool = False) -> None:
         """Keep the lowest version of a part. Once closing began, only a fetched one counts."""
         current = self.held[index]
@@ -163,6 +178,7 @@ class Round:
             self.dropped["a result after closing"] += 1
         elif current is None or held.version < current.version:
             self._missing[self.owners[index]] -= current is None
+            self._replaced |= current is not None
             self.held[index] = held
             self.change()
 
@@ -219,22 +235,27 @@ class Round:
 
     # -- the end
 
-    def settle(self, memory: Memory) -> Vectors:
+    def _new_result(self) -> Vectors:
+        return empty_vectors((len(self.vectors[0]), len(self.vectors[1])), self._memory)
+
+    def settle(self) -> Vectors:
         """The result stands: new vectors, and what the others may still ask for lies in them."""
-        result = empty_vectors((len(self.vectors[0]), len(self.vectors[1])), memory)
+        if self._replaced:
+            self._result = self._new_result()
         for index, held in enumerate(self.held):
             assert held is not None
-            part = self.parts[index]
-            target = result[part.vector][part.start : part.stop]
-            target.copy_(self.own_values(index) if held.values is None else held.values)
+            target = self.place(index)
+            values = self.own_values(index) if held.values is None else held.values
+            if values.data_ptr() != target.data_ptr():
+                target.copy_(values)
             self.held[index] = replace(held, values=None if held.values is None else target)
-        self.vectors, self.state = result, SETTLED
+        self.vectors, self.state = self._result, SETTLED
         self.change()
-        return result
+        return self._result
 
     def fail(self) -> None:
         """This member keeps the values it had; whoever still asks is told so."""
         self.state = FAILED
         self.held = [None] * len(self.parts)
-        self.vectors = self.vectors[0][:0], self.vectors[1][:0]
+        self.vectors = self._result = self.vectors[0][:0], self.vectors[1][:0]
         self.change()

@@ -48,7 +48,7 @@ class ThreadReplica:
         self.steps = 0
         self.step_seconds = 0.0
         self.last_average: Vectors | None = None
-        self._memory = Memory(kept=2)  # of the snapshot, and of what the tensors become
+        self._memory = Memory(kept=1)  # of the snapshot
         self._inherited_steps = self._global_steps = 0
         self._samples = self._samples_averaged = self._step_samples = 0.0
         self._sums: GradientSums | None = None
@@ -264,7 +264,7 @@ class ThreadReplica:
     def _apply(self, average: Vectors, snapshot: Snapshot) -> int:
         self._look_at_model()
         try:
-            apply_difference(self._attached.tensors, average, snapshot.vectors, self._memory)
+            apply_difference(self._attached.tensors, average, snapshot.vectors)
         finally:  # it is written whole even where an interrupt ends it
             self._samples_averaged = snapshot.samples
             self.last_average = average
