@@ -27,10 +27,12 @@ from shoal.protocols.roll_record import Here, Invite, Invited, Roll
 from shoal.protocols.round_record import AskVersions, Begin, Given, PartMeanSent, PartSent, Recover, VersionsHeld
 
 REPLIES: dict[type[Message], type[Message]] = {
-    Introduce: Introduced, Status: Done, Claim: Claimed, Complaint: Done, Find: Found, Store: Stored, Here: Roll,
-    Invite: Invited, Meet: Roll, Start: Done, AskVersions: VersionsHeld, Hold: Manifest,
+    Introduce: Introduced, Claim: Claimed, Find: Found, Store: Stored, Here: Roll,
+    Invite: Invited, Meet: Roll, AskVersions: VersionsHeld, Hold: Manifest,
 }  # fmt: skip
 """What the caller of each call expects."""
+NOTICES: list[type[Message]] = [Status, Complaint, Start]
+"""What is told and wants no answer."""
 ITEMS: dict[type[Message], tuple[type[Message], type[Message]]] = {
     Begin: (PartSent, PartMeanSent), Recover: (round_record.Want, Given), Fetch: (download.Want, Chunk),
     FetchMean: (Done, MeanPiece),

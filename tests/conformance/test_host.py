@@ -249,14 +249,10 @@ async def test_tell_reaches_the_other_once_and_wants_no_answer(world) -> None:
     async with world.hosts(2) as (a, b), within(10):
         notes: list[tuple[str, str]] = []
 
-        async def note(peer_id: str, message: Note) -> Message:
-            notes.append((peer_id, message.text))
-            return message
-
-        b.host.serve(Note, note)
+        b.host.hear(Note, lambda peer_id, message: notes.append((peer_id, message.text)))
         serve_echo(b)
         for text in ("one", "two", "three"):
-            a.host.tell(b.id, Note(text))
+            a.host.tell([b.id], Note(text))
         await soon(lambda: len(notes) == 3)
         assert sorted(notes) == sorted((a.id, text) for text in ("one", "two", "three"))
         await assert_answers(a, b)
@@ -265,9 +261,9 @@ async def test_tell_reaches_the_other_once_and_wants_no_answer(world) -> None:
 async def test_tell_never_raises(world) -> None:
     async with world.hosts(2) as (a, b), within(10):
         serve_echo(b)
-        a.host.tell("nobody", Note("x"))
-        a.host.tell(b.id, Note("nobody serves this"))
-        a.host.tell(b.id, Fails("refused"))
+        a.host.tell(["nobody"], Note("x"))
+        a.host.tell([b.id], Note("nobody hears this"))
+        a.host.tell([b.id], Fails("refused"))
         await assert_answers(a, b)
         assert not a.host.faults and not b.host.faults
 

@@ -23,7 +23,7 @@ async def test_a_flood_of_messages_ends_the_link_and_has_a_penalty(memory) -> No
     async with memory.hosts(2) as (a, b), raw_link(memory, a) as (peer_id, channel), within(60):
         await soon(lambda: a.host.linked(peer_id))
         for _ in range(int(MESSAGES_AT_ONCE) + 1500):
-            await channel.send(encode(Ping()))
+            await channel.send(encode(Ping(0.5)))
         await soon(lambda: not a.host.linked(peer_id), 30)
         assert "more than 1000 messages a second; no new connection for 1 s" in a.events("refused")[0]
         assert a.host.linked(b.id)
@@ -34,7 +34,7 @@ async def test_as_many_messages_as_are_allowed_do_no_harm(memory) -> None:
         await soon(lambda: a.host.linked(peer_id))
         for _ in range(100):
             for _ in range(90):
-                await channel.send(encode(Ping()))
+                await channel.send(encode(Ping(0.5)))
             await asyncio.sleep(0.1)
         assert a.host.linked(peer_id)
         assert not a.events("refused")
@@ -55,7 +55,7 @@ async def test_who_takes_no_answers_is_cut_off_and_what_waits_is_bounded(memory)
         while a.host.linked(peer_id) and now() < began + 60:
             await asyncio.sleep(1)
             if a.host.linked(peer_id):
-                await channel.send(encode(Ping()))  # it is alive, it only reads nothing
+                await channel.send(encode(Ping(0.5)))  # it is alive, it only reads nothing
                 assert a.host.sent.total_bytes < 6e6
         assert SLOW_READER_SECONDS <= now() - began <= SLOW_READER_SECONDS + 3
         ((_, reason, _),) = a.lost
@@ -67,7 +67,7 @@ async def test_messages_without_answer_do_not_pile_up(memory) -> None:
     async with memory.hosts(1) as (a,), raw_link(memory, a) as (peer_id, _):
         await soon(lambda: a.host.linked(peer_id))
         for _ in range(3 * MAX_TELLING):
-            a.host.tell(peer_id, Long("x" * 1_000_000))
+            a.host.tell([peer_id], Long("x" * 1_000_000))
             await asyncio.sleep(0)
         assert a.host.remotes[peer_id].telling == MAX_TELLING
 

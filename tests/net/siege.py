@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fuzzing import ITEMS, REPLIES, Fuzzer
+from fuzzing import ITEMS, NOTICES, REPLIES, Fuzzer
 from shoal.core.address import Address, Endpoint
 from shoal.core.clock import Clock
 from shoal.core.errors import RemoteError
@@ -140,7 +140,7 @@ class Siege:
         if what < 0.1:
             return self.choose.randbytes(self.choose.randrange(1, 100))
         if purpose == "link":
-            kind = self.choose.choice(list(REPLIES))
+            kind = self.choose.choice([*REPLIES, *NOTICES])
             frame = encode(Ask(number, kind.__name__, msgspec.Raw(self.fuzzer.body(kind))))
         else:
             kind = self.choose.choice(list(ITEMS))
@@ -156,7 +156,7 @@ class Siege:
         try:
             for number in range(count):
                 await channel.send(
-                    encode(Ask(number % 2, "Nothing", msgspec.Raw(b"\xc0"))) if number % 3 else encode(Ping())
+                    encode(Ask(number % 2, "Nothing", msgspec.Raw(b"\xc0"))) if number % 3 else encode(Ping(0.5))
                 )
                 sent += 1
                 if number % 50 == 0:

@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from fuzzing import Fuzzer
+from fuzzing import NOTICES, Fuzzer
 from shoal.core.clock import Clock, virtual_wall
 from shoal.core.errors import RemoteError
 from shoal.core.events import EventLog
@@ -53,8 +53,8 @@ class Attacker:
                 while sent < inputs:
                     sent += 1
                     body = msgspec.Raw(self.fuzzer.body(kind))
-                    number = self.fuzzer.choose.choice([0, sent, 2**63])
-                    frame = encode(Ask(number, kind.__name__, body)) if body else encode(Ping())
+                    number = 0 if kind in NOTICES else self.fuzzer.choose.choice([0, sent, 2**63])
+                    frame = encode(Ask(number, kind.__name__, body)) if body else encode(Ping(0.5))
                     await channel.send(frame, self.fuzzer.choose.choice([b"", b"", b"", b"payload"]))
                     await asyncio.sleep(self.fuzzer.choose.choice([0, 0.01, 0.1]))
             channel.abort()

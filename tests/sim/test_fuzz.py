@@ -17,7 +17,7 @@ import pytest
 from attacker import Attacker
 
 import peers
-from fuzzing import ITEMS, REPLIES, Fuzzer
+from fuzzing import ITEMS, NOTICES, REPLIES, Fuzzer
 from peers import Node
 from shoal.core.errors import AveragingError, DownloadError, RemoteError, ShoalError
 from shoal.core.loop import run_virtual
@@ -40,25 +40,25 @@ CHARTER = Charter("r", "charter", "registrar", -math.inf, strategy={"name": "All
 ROWS = np.random.default_rng(9).normal(size=(HONEST, SIZE)).astype(np.float32)
 
 
-def served() -> tuple[dict[str, type[Message]], dict[str, type[Message]]]:
-    """What a whole peer serves: its calls and its streams, by their names on the wire."""
+def served() -> list[dict[str, type[Message]]]:
+    """What a whole peer serves: its calls, notices and streams, by their names on the wire."""
 
-    async def main() -> tuple[dict[str, type[Message]], dict[str, type[Message]]]:
+    async def main() -> list[dict[str, type[Message]]]:
         async with peers.nodes(1) as (node,):
-            calls, streams = node.peer.host.call_handlers, node.peer.host.stream_handlers
-            return {name: kind for name, (kind, _) in calls.items()}, {
-                name: kind for name, (kind, _) in streams.items()
-            }
+            host = node.peer.host
+            tables = host.call_handlers, host.notice_handlers, host.stream_handlers
+            return [{name: kind for name, (kind, _) in table.items()} for table in tables]
 
     return run_virtual(main())
 
 
-CALLS, STREAMS = served()
+CALLS, TOLD, STREAMS = served()
 
 
 def test_every_call_and_stream_that_is_served_has_a_target() -> None:
     """The targets come from the handlers; what belongs to each is told in tests/fuzzing.py."""
     assert set(CALLS.values()) == set(REPLIES), "tell there what a new call is answered with"
+    assert set(TOLD.values()) == set(NOTICES), "tell there what is new"
     assert set(STREAMS.values()) == set(ITEMS), "tell there what is sent on a new stream"
 
 
@@ -136,10 +136,10 @@ async def _average_on(group: list[Node]) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *TOLD])
 def test_a_call(name: str) -> None:
     async def attack(group: list[Node], attacker: Attacker) -> None:
-        await attacker.call(group[0].peer.host, CALLS[name], INPUTS)
+        await attacker.call(group[0].peer.host, (CALLS | TOLD)[name], INPUTS)
 
     attacked(name, attack)
 

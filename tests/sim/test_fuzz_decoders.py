@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzzing import ITEMS, REPLIES, Fuzzer, message_types
+from fuzzing import ITEMS, NOTICES, REPLIES, Fuzzer, message_types
 from shoal.core.errors import PeerLost, ProtocolError, RemoteError
 from shoal.core.loop import run_virtual
 from shoal.net import envelope, handshake
@@ -126,7 +126,7 @@ def test_every_message_of_the_handshake_is_tried() -> None:
 
 def test_every_message_type_is_a_call_a_stream_a_reply_an_item_or_a_part_of_one() -> None:
     """A new one has a place in the tables that tests/sim/test_fuzz.py sends by; this names those that have none."""
-    told = {*REPLIES, *REPLIES.values(), *ITEMS, *(one for items in ITEMS.values() for one in items)}
+    told = {*REPLIES, *NOTICES, *REPLIES.values(), *ITEMS, *(one for items in ITEMS.values() for one in items)}
     inside = set[type]()
 
     def below(info: Any) -> None:

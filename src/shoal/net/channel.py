@@ -61,6 +61,9 @@ class Channel(Protocol):
         Whoever takes nothing for SLOW_READER_SECONDS is cut off: what waits for it would fill the memory.
         """
 
+    def post(self, header: bytes) -> bool:
+        """Send a frame without a payload now, if that needs no waiting; False where nothing was sent."""
+
     def place(self, buffers: Sequence[memoryview]) -> None:
         """Where the payloads of the next frames are wanted, one for each. It saves a copy, and promises nothing."""
 

@@ -7,7 +7,7 @@ nothing is unpickled.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -49,8 +49,13 @@ class Fail(_Frame, tag=3, frozen=True):
     reason: str
 
 
+MAX_PAUSE_SECONDS = 10.0
+
+
 class Ping(_Frame, tag=4, frozen=True):
-    """A sign of life where nothing else is sent."""
+    """A sign of life where nothing else is sent; the next one comes within `next_seconds`."""
+
+    next_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_PAUSE_SECONDS)]
 
 
 class Bye(_Frame, tag=5, frozen=True):

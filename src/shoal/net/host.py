@@ -16,14 +16,12 @@ from typing import Any, TypeVar
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock, Random
-from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RefusedError, RemoteError
+from shoal.core.errors import CallTimeout, PeerLost, ProtocolError, RemoteError
 from shoal.core.events import EventLog
 from shoal.core.gauges import RateGauge
 from shoal.net.channel import Channel, Transport
 from shoal.net.door import Door
 from shoal.net.envelope import (
-    MAX_CODE,
-    MAX_REASON,
     Answer,
     Ask,
     Body,
@@ -32,6 +30,7 @@ from shoal.net.envelope import (
     Message,
     Open,
     Part,
+    Ping,
     decode_body,
     decode_link,
     encode,
@@ -39,8 +38,8 @@ from shoal.net.envelope import (
 )
 from shoal.net.heartbeat import heartbeat, quietly
 from shoal.net.identity import Identity
-from shoal.net.remote import MAX_TELLING, Remote
-from shoal.net.serving import CallHandler, StreamHandler, serve_streams, take_call
+from shoal.net.remote import FIRST_PAUSE_SECONDS, MAX_TELLING, Remote
+from shoal.net.serving import CallHandler, StreamHandler, serve_streams, take_call, take_notice
 from shoal.net.stream import Stream
 
 BOTH_WAYS = "Averagings need its port to be open, and an address that others can reach (listen=HOST:PORT)"
@@ -75,10 +74,12 @@ class Host:
         self.sent, self.received = RateGauge(), RateGauge()
         self.faults: deque[Exception] = deque(maxlen=MAX_FAULTS)
         self.on_lost: list[Callable[[str, str, bool], None]] = []
+        self.connections = 0
         self._closing = False
         self._running: dict[asyncio.Task[None], None] = {}
         self._call_ids = itertools.count(1)
         self.call_handlers: dict[str, tuple[type[Message], CallHandler]] = {}
+        self.notice_handlers: dict[str, tuple[type[Message], Callable[[str, Any], None]]] = {}
         self.stream_handlers: dict[str, tuple[type[Message], StreamHandler]] = {}
 
     # -- life
@@ -135,6 +136,10 @@ class Host:
     def serve(self, kind: type[Body], handler: Callable[[str, Body], Awaitable[Message]]) -> None:
         """`handler(peer_id, request)` answers calls of this type. A ShoalError it raises is told to the caller."""
         self.call_handlers[kind.__name__] = kind, handler
+
+    def hear(self, kind: type[Body], handler: Callable[[str, Body], None]) -> None:
+        """`handler(peer_id, message)` takes what is told with this type; it must not wait."""
+        self.notice_handlers[kind.__name__] = kind, handler
 
     def serve_stream(self, kind: type[Body], handler: Callable[[Stream, Body], Awaitable[None]]) -> None:
         """`handler(stream, request)` serves streams opened with a message of this type."""
@@ -199,13 +204,18 @@ class Host:
         if remote.connections >= MAX_CONNECTIONS_PER_PEER:
             self.log.add("refused", f"more than {MAX_CONNECTIONS_PER_PEER} connections", peer_id)
             channel.abort()
-        elif sum(other.connections for other in self.remotes.values()) >= MAX_CONNECTIONS:
+        elif self.connections >= MAX_CONNECTIONS:
             self.log.add("refused", f"more than {MAX_CONNECTIONS} connections with all peers", peer_id)
             channel.abort()
         elif purpose == "link":
             self._keep_link(peer_id, channel)
         else:
             await serve_streams(self, remote, channel)
+
+    def count_connection(self, remote: Remote, change: int) -> None:
+        """One that is kept open began (1) or ended (-1)."""
+        remote.connections += change
+        self.connections += change
 
     def _remote(self, peer_id: str) -> Remote:
         if peer_id not in self.remotes:
@@ -222,7 +232,8 @@ class Host:
         remote.hear(channel, self.sent, self.received, bulk=False)
         self.silent.pop(peer_id, None)
         remote.links.append(channel)
-        remote.connections += 1
+        remote.our_pause_seconds = remote.its_pause_seconds = FIRST_PAUSE_SECONDS
+        self.count_connection(remote, 1)
         self.spawn(self._read_link(remote, channel), f"link with {peer_id[:6]}")
 
     async def _read_link(self, remote: Remote, channel: Channel) -> None:
@@ -233,13 +244,11 @@ class Host:
                 remote.count_message()
                 frame = decode_link(header)
                 if isinstance(frame, Ask):
-                    take_call(self, remote, channel, frame)
-                elif isinstance(frame, Answer):
-                    if (future := remote.pending.get(frame.id)) and not future.done():
-                        future.set_result(frame)
-                elif isinstance(frame, Fail):
-                    if (future := remote.pending.get(frame.id)) and not future.done():
-                        future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE]))
+                    (take_call if frame.id else take_notice)(self, remote, channel, frame)
+                elif isinstance(frame, Ping):
+                    remote.its_pause_seconds = max(frame.next_seconds, FIRST_PAUSE_SECONDS)
+                elif isinstance(frame, Answer | Fail):
+                    remote.take_answer(frame)
                 elif isinstance(frame, Bye | Part):
                     reason, polite = frame.reason[:100] if isinstance(frame, Bye) else PARTED, True
                     break
@@ -250,7 +259,7 @@ class Host:
             self.punish(remote.peer_id, reason)
         finally:
             channel.close()
-            remote.connections -= 1
+            self.count_connection(remote, -1)
             if channel in remote.links:
                 remote.links.remove(channel)
                 if polite or not remote.links:
@@ -291,12 +300,17 @@ class Host:
             self.drop(peer_id, str(error))
             raise
 
-    def tell(self, peer_id: str, message: Message) -> None:
+    def tell(self, peer_ids: Iterable[str], message: Message) -> None:
         """Send a message that wants no answer. It may get lost; the next one tells the same."""
-        remote = self.remotes.get(peer_id)
-        if remote and remote.links and not self._closing and remote.telling < MAX_TELLING:
-            ask = Ask(0, type(message).__name__, raw(message))
-            self.spawn(quietly(remote.tell(encode(ask))), f"tell {ask.name}")
+        header = encode(Ask(0, type(message).__name__, raw(message)))
+        for peer_id in peer_ids:
+            if (remote := self.remotes.get(peer_id)) and remote.links:
+                self.post(remote, header)
+
+    def post(self, remote: Remote, header: bytes) -> None:
+        """Send a frame that wants no answer on a link: now where it can take it, else behind what is on the way."""
+        if not (self._closing or remote.links[-1].post(header) or remote.telling >= MAX_TELLING):
+            self.spawn(quietly(remote.post_later(header)), "post")
 
     # -- streams
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import functools
 import hashlib
 import os
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _RAW = serialization.Encoding.Raw, serialization.PublicFormat.Raw
 _ANY_TIME = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)  # the key is what counts, not the date
 
 
+@functools.lru_cache(maxsize=16_384)
 def peer_id_of(public_key: bytes) -> str:
     """32 characters of a-z2-7: 160 bits of the hash of a 32-byte public key."""
     return base64.b32encode(hashlib.sha256(b"shoal peer" + public_key).digest()[:20]).decode().lower()

@@ -6,13 +6,15 @@ import asyncio
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock
-from shoal.core.errors import PeerLost, ProtocolError
+from shoal.core.errors import PeerLost, ProtocolError, RefusedError
 from shoal.core.gauges import Allowance, RateGauge, Silence
 from shoal.net.channel import Channel
-from shoal.net.envelope import Answer
+from shoal.net.envelope import MAX_CODE, MAX_REASON, Answer, Fail
 
 MESSAGES_PER_SECOND, MESSAGES_AT_ONCE = 1000.0, 5000.0
 """On links, from one peer."""
+FIRST_PAUSE_SECONDS = 0.5
+"""Between two signs of life on a new link."""
 MAX_TELLING = 100
 """Messages without answer that wait until one peer takes them; further ones are lost."""
 
@@ -31,6 +33,7 @@ class Remote:
         self.is_one_way = False  # it has dialled us, but could not be dialled
         self.calls_running = self.telling = 0
         self.answering = asyncio.Lock()
+        self.our_pause_seconds = self.its_pause_seconds = FIRST_PAUSE_SECONDS
         self._messages = Allowance(MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, clock.now())
         self.last_sent = self.used_at = clock.now()
         self.life, self.bulk = Silence(clock.now()), Silence(clock.now())
@@ -72,8 +75,18 @@ class Remote:
         if not self._messages.take(self._clock.now()):
             raise ProtocolError(f"more than {MESSAGES_PER_SECOND:g} messages a second")
 
-    async def tell(self, header: bytes) -> None:
-        """Send what wants no answer."""
+    def take_answer(self, frame: Answer | Fail) -> None:
+        """Give it to whoever still waits for it."""
+        future = self.pending.get(frame.id)
+        if future is None or future.done():
+            return
+        if isinstance(frame, Answer):
+            future.set_result(frame)
+        else:
+            future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE]))
+
+    async def post_later(self, header: bytes) -> None:
+        """Send what wants no answer, once its link can take it."""
         self.telling += 1
         try:
             await self.links[-1].send(header)

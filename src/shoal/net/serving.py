@@ -6,6 +6,7 @@ while. What waits for a slow reader is bounded: one answer at a time is encoded,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,17 @@ def take_call(host: Host, remote: Remote, channel: Channel, ask: Ask) -> None:
     """Answer it in a task of its own. Raises ProtocolError where too many of this peer's run."""
     if remote.calls_running >= MAX_CALLS_PER_PEER:
         raise ProtocolError(f"more than {MAX_CALLS_PER_PEER} calls at once")
-    if ask.id:
-        remote.use()
+    remote.use()
     remote.calls_running += 1
     host.spawn(_answer_call(host, remote, channel, ask), f"call {ask.name[:40]}")
+
+
+def take_notice(host: Host, remote: Remote, channel: Channel, ask: Ask) -> None:
+    """Take what is told and wants no answer. Raises ProtocolError on what is no message of its kind."""
+    if ask.name in host.notice_handlers:
+        kind, handler = host.notice_handlers[ask.name]
+        with contextlib.suppress(RefusedError):  # nobody waits for a refusal
+            handler(remote.peer_id, decode_body(ask.body, kind))
 
 
 async def _answer_call(host: Host, remote: Remote, channel: Channel, ask: Ask) -> None:
@@ -55,10 +63,9 @@ async def _answer_call(host: Host, remote: Remote, channel: Channel, ask: Ask) -
         except Exception:
             channel.abort()
             raise
-        if ask.id:
-            async with remote.answering:
-                response = Fail(ask.id, code, reason[:MAX_REASON]) if answer is None else Answer(ask.id, raw(answer))
-                await quietly(channel.send(encode(response)))
+        async with remote.answering:
+            response = Fail(ask.id, code, reason[:MAX_REASON]) if answer is None else Answer(ask.id, raw(answer))
+            await quietly(channel.send(encode(response)))
     finally:
         remote.calls_running -= 1
 
@@ -66,7 +73,7 @@ async def _answer_call(host: Host, remote: Remote, channel: Channel, ask: Ask) -
 async def serve_streams(host: Host, remote: Remote, channel: Channel) -> None:
     """Serve one stream after the other on a connection that the other peer opened."""
     remote.hear(channel, host.sent, host.received, bulk=True)
-    remote.connections += 1
+    host.count_connection(remote, 1)
     remote.streams[channel] = None
     try:
         while True:
@@ -89,4 +96,4 @@ async def serve_streams(host: Host, remote: Remote, channel: Channel) -> None:
     finally:
         channel.abort()
         remote.streams.pop(channel, None)
-        remote.connections -= 1
+        host.count_connection(remote, -1)

@@ -232,6 +232,12 @@ class TcpChannel(asyncio.BufferedProtocol):
             if self._lost:
                 raise self._reason()
 
+    def post(self, header: bytes) -> bool:
+        if self._lost or self._sending.locked() or not self._can_write.is_set() or self._transport.is_closing():
+            return False
+        self._write(PREFIX.pack(len(header), 0) + header)
+        return True
+
     async def _wait_for_reader(self) -> None:
         while not self._can_write.is_set():
             before = self._transport.get_write_buffer_size()

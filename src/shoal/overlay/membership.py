@@ -16,7 +16,8 @@ import msgspec
 
 from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
 from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
-from shoal.net.envelope import Done, Message
+from shoal.net.envelope import Message
+from shoal.net.heartbeat import pace
 from shoal.net.host import PARTED, Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
 from shoal.overlay.directory import Directory
@@ -66,14 +67,15 @@ class Membership:
         self._redialling: dict[str, None] = {}
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
+        self.on_rolls: list[Callable[[dict[str, int]], None]] = []  # the newest numbers that a member knows
         self.on_figures: list[Callable[[], None]] = []  # of another member, whatever they are
         self.on_yield: Callable[[], None] = lambda: None
         self.refresh: Callable[[], dict[str, Any]] = dict
         host.on_lost.append(self._lost)
         host.serve(Introduce, self._introduce)
-        host.serve(Status, self._status)
+        host.hear(Status, self._status)
         host.serve(Claim, self._claim)
-        host.serve(Complaint, self._complaint)
+        host.hear(Complaint, self._complaint)
 
     def start(self) -> None:
         """Call once the host listens."""
@@ -183,6 +185,9 @@ class Membership:
             self.met[peer_id] = None
             self.host.log.add("joined", f"{record.role} at {', '.join(record.endpoints)}", peer_id)
             self._warn_of_equal_batches(record)
+        if known is None or known.rolls != record.rolls:
+            for heard in self.on_rolls:
+                heard(record.rolls)
         if known is None or known.state != record.state or known.rolls != record.rolls:
             self._changed()
         if known is not None and not known.first_batch and record.first_batch:
@@ -195,9 +200,8 @@ class Membership:
             )
             self.host.log.add("advice", text, record.peer_id)
 
-    async def _status(self, peer_id: str, status: Status) -> Message:
+    def _status(self, peer_id: str, status: Status) -> None:
         self._learn(peer_id, status.record)
-        return Done()
 
     def tell_figures(self) -> None:
         """Now, not with the next status."""
@@ -205,12 +209,11 @@ class Membership:
         self._tell_everybody()
 
     def _tell_everybody(self) -> None:
-        for peer_id in self.members:
-            self.host.tell(peer_id, Status(self.me))
+        self.host.tell(self.members, Status(self.me))
 
     async def _keep_telling(self) -> None:
         while True:
-            await self.host.clock.sleep(STATUS_SECONDS)
+            await self.host.clock.sleep(STATUS_SECONDS * pace(len(self.members)))
             self.tell_figures()
 
     # -- losing and finding again
@@ -345,8 +348,7 @@ class Membership:
             check_strategy(self.charter, strategy)
             check_schema(self.charter, schema)
         except ShoalError as error:
-            for peer_id in self.members:
-                self.host.tell(peer_id, Complaint(str(error)))
+            self.host.tell(self.members, Complaint(str(error)))
             raise
         return self._founded == self.charter.charter_id
 
@@ -380,9 +382,8 @@ class Membership:
                 self._founded = told.charter.charter_id if told.granted else ""
                 return
 
-    async def _complaint(self, peer_id: str, complaint: Complaint) -> Message:
+    def _complaint(self, peer_id: str, complaint: Complaint) -> None:
         self.host.log.add("refused", f"it could not take part: {complaint.reason[:300]}", peer_id)
-        return Done()
 
     def _changed(self) -> None:
         for notice in self.on_change:

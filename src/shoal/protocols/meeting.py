@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RoundError
-from shoal.net.envelope import Done, Message
+from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.overlay.member_record import TRAINING
 from shoal.overlay.membership import Membership
@@ -76,7 +76,7 @@ class Meetings:
         self.key: Key | None = None
         self.on_start: list[Callable[[], None]] = []
         host.serve(Meet, self._serve)
-        host.serve(Start, self._hear)
+        host.hear(Start, self._hear)
 
     @property
     def invited(self) -> bool:
@@ -86,18 +86,16 @@ class Meetings:
     def begin(self) -> int:
         """Begin the next averaging, or the one that others began; returns its number."""
         self.number = self.heard = max(self.number + 1, self.heard)
-        for peer_id in self._members.others(TRAINING):
-            self._host.tell(peer_id, Start(self.number))
+        self._host.tell(self._members.others(TRAINING), Start(self.number))
         return self.number
 
-    async def _hear(self, peer_id: str, start: Start) -> Message:
+    def _hear(self, peer_id: str, start: Start) -> None:
         charter = self._members.charter
         meets = charter is None or bool((charter.strategy or {}).get("plain_rounds"))  # else nobody would answer to it
         if meets and self.heard < start.number and believable(start.number, self._host.clock.wall()):
             self.heard = start.number
             for notice in self.on_start:
                 notice()
-        return Done()
 
     async def meet(self, key: str, most: int, here: Here, timeout_seconds: float) -> Roll:
         """The group of those who meet at this key now. Raises NobodyThere or RoundError."""

@@ -85,6 +85,7 @@ class RollBook:
         host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
         host.on_lost.append(self._lost)
+        members.on_rolls.append(self._hear_rolls)
         members.on_change.append(self._members_changed)
 
     def invited_to(self, series: str) -> bool:
@@ -389,10 +390,10 @@ class RollBook:
             self.newest[series] = number
             self._members.update(rolls=dict(self.newest))
 
+    def _hear_rolls(self, rolls: dict[str, int]) -> None:
+        for series in SERIES:
+            self._note(series, rolls.get(series, 0))
+
     def _members_changed(self) -> None:
-        for record in self._members.members.values():
-            for series, number in record.rolls.items():
-                if series in SERIES:
-                    self._note(series, number)
         for roll in self._open.values():
             roll.changed.set()
