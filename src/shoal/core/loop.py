@@ -3,8 +3,8 @@
 Each trap is handled where it bites:
 
 - sets of tasks (TaskGroup, asyncio.wait, all_tasks) are ordered by address        -> serial hashes: `_Task`, `_Future`
-- timers of one instant leave the heap in any order                                -> serial ties: `_Timer`
-- a clock that adds up steps drifts; without a grain it spins before a due timer   -> `VirtualLoop.select`
+- timers of one instant leave the heap in any order                                -> serial ties: `call_at`
+- a clock that adds up steps drifts; closer timers than its grain share an instant -> `VirtualLoop._jump`
 - threads, sockets and DNS end in real time, which this clock can't see            -> `ALLOWED`, all else is refused
 - the garbage collector closes generators when it likes                            -> `_asyncgen_finalizer_hook`
 
@@ -21,8 +21,9 @@ import itertools
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from shoal.core.virtual_errors import DeadlockError, LooseEndsError, TimeLimitError, VirtualTimeError, listed, where
@@ -35,6 +36,9 @@ Ts = TypeVarTuple("Ts")
 CLOCK_GRAIN = 1e-9  # seconds; closer timers share one instant, that of the earliest, in the order of their times
 PASSES_LIMIT = 1_000_000  # turns of the loop at one instant
 WIND_UP_SECONDS = 60.0  # virtual time in which cancelled tasks must end, once main is done
+
+OWNER: ContextVar[object] = ContextVar("OWNER", default=None)
+"""Whose callbacks and tasks these are, inherited as contexts are: a world sets it to be able to pause a host."""
 
 ALLOWED = """
     call_at call_exception_handler call_later call_soon call_soon_threadsafe close create_future create_task
@@ -69,20 +73,31 @@ class _Task(asyncio.Task[Any]):
         return self._serial
 
 
-class _Timer(asyncio.TimerHandle):
-    """A timer that knows when it was set: asyncio's compare by time alone, and a heap forgets the order of equals."""
+class _Handle(asyncio.Handle):
+    """A callback that is due. The base class's own constructor asks for debug mode, a million times."""
 
-    _serial: int
-    _when: float
+    __slots__ = ()
 
-    def __lt__(self, other: Any) -> bool:
-        return bool(self._when < other._when or (self._when == other._when and self._serial < other._serial))
+    def __init__(self, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._callback, self._args, self._loop, self._cancelled = callback, args, loop, False
+        self._context = copy_context() if context is None else context
+        self._repr = self._source_traceback = None
+
+
+class _Timer(_Handle, asyncio.TimerHandle):
+    """A callback of a later moment."""
+
+    __slots__ = ()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop that starts at 0.0 and never waits. Use it through `run_virtual`."""
+    """An event loop that starts at 0.0 and never waits. Use it through `run_virtual`.
 
-    _scheduled: list[_Timer]  # the base class's own heap
+    The base class's turn (`_run_once`) would wait in a selector; here a turn jumps to the first timer, unless something
+    is ready now. A thousand peers make millions of turns, so this is also where a simulation spends its time.
+    """
+
+    _ready: deque[asyncio.Handle]  # the base class's own
 
     def __init__(self, *, limit_seconds: float) -> None:
         super().__init__()
@@ -95,8 +110,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._collecting = False
         self._own_thread = threading.get_ident()
         self._now, self._passes = 0.0, 0
-        self._clock_resolution = CLOCK_GRAIN
-        self._selector = self  # where the base class would wait in its selector, it calls our `select`
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._cancelled_timers = 0
+        self._paused: dict[object, list[asyncio.Handle]] = {}
         self.set_task_factory(lambda _, coro, **options: _Task(coro, loop=self, **options))
         self.set_exception_handler(lambda _, context: self.complaints.append(context))
 
@@ -112,10 +128,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._check_closed()  # type: ignore[attr-defined]
         if math.isnan(when):
             raise ValueError("a timer can't be set to NaN: the heap would lose its order and nobody would notice")
-        timer = _Timer(when, callback, args, self, context)
-        timer._serial, timer._scheduled = next(self._timer_serials), True  # type: ignore[attr-defined]
-        heapq.heappush(self._scheduled, timer)
+        timer = _Timer(callback, args, self, context)
+        timer._when, timer._scheduled = when, True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (when, next(self._timer_serials), timer))
         return timer
+
+    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        """Asyncio's timers tell their loop. They leave the heap at its head, or all at once when they are many."""
+        self._cancelled_timers += timer._scheduled  # type: ignore[attr-defined]
+        if self._cancelled_timers > max(100, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled and entry[2] is not timer]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -124,28 +157,57 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise VirtualTimeError("call_soon_threadsafe from another thread: its moment would differ in every run")
         return self.call_soon(callback, *args, context=context)
 
-    def select(self, timeout: float | None) -> tuple[()]:
-        """Jump to the first timer, unless something is ready now (timeout 0). None: there is no timer.
+    # -- a turn
 
-        Time is set from the heap's head, never added up. The resolution must not vanish beside the time
-        (1e8 + 1e-9 == 1e8), or the base class would find the head not yet due, for ever.
-        """
+    def _run_once(self) -> None:
+        """Run what is ready and due; if nothing is ready, jump to the first timer."""
         self._passes += 1
         if self._passes > PASSES_LIMIT:
             raise TimeLimitError(f"{PASSES_LIMIT} turns of the loop, and still {self._now} s{self._who_waits()}")
-        if timeout == 0:
-            return ()
-        head = math.inf if timeout is None else self._scheduled[0]._when
+        ready = self._ready
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._jump()
+        timers, end = self._timers, self._now + max(CLOCK_GRAIN, math.ulp(self._now))
+        while timers and timers[0][0] < end:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            self._cancelled_timers -= timer._cancelled
+            ready.append(timer)
+        for _ in range(len(ready)):  # what they add is for the next turn
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            if self._paused and (held := self._paused.get(handle._context.get(OWNER))) is not None:  # type: ignore[attr-defined]
+                held.append(handle)
+                continue
+            handle._run()
+
+    def _jump(self) -> None:
+        """To the first timer. Time is set from it, never added up; timers within a grain of it share its moment.
+
+        The grain must not vanish beside the time: 1e8 + 1e-9 == 1e8.
+        """
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+            self._cancelled_timers -= 1
+        head = timers[0][0] if timers else math.inf
         if head == math.inf:
             raise DeadlockError(f"nothing can run any more at {self._now} s, and main isn't done{self._who_waits()}")
         if head > self.limit_seconds:
             raise TimeLimitError(f"the next timer, {head} s, is beyond {self.limit_seconds} s{self._who_waits()}")
-        self._now, self._passes = head, 0
-        self._clock_resolution = max(CLOCK_GRAIN, math.ulp(head))
-        return ()
+        if head > self._now:
+            self._now, self._passes = head, 0
 
-    def _process_events(self, event_list: tuple[()]) -> None:
-        """Nothing comes from outside."""
+    # -- owners that stand still
+
+    def pause(self, owner: object) -> None:
+        """From now on nothing runs whose context has this OWNER; the rest of the world goes on."""
+        self._paused.setdefault(owner, [])
+
+    def resume(self, owner: object) -> None:
+        """What should have run meanwhile runs now, in its order."""
+        self._ready.extend(self._paused.pop(owner, ()))
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
         """Oldest first, without the caller."""

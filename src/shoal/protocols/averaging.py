@@ -10,7 +10,7 @@ from shoal.core.errors import NobodyThere, RemoteError, RoundError, TensorError
 from shoal.overlay.member_record import TRAINING
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.peer import Peer
-from shoal.protocols.replica import Replica
+from shoal.protocols.replica import Replica, Snapshot
 from shoal.protocols.roll_record import TRAIN, Stand
 from shoal.tensors.flat import Shapes, Vectors
 
@@ -46,8 +46,7 @@ async def average_in_background(
         snapshot = await replica.snapshot()
         started_at = peer.clock.now()  # not before: the loop may have paused for long
         try:
-            outcome = await all_reduce(TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
-            stale_steps = await replica.offer(outcome.vectors, snapshot)
+            outcome, stale_steps = await _average(peer, replica, all_reduce, snapshot)
         except (NobodyThere, RoundError, TensorError, RemoteError) as error:
             if not isinstance(error, NobodyThere) or peer.members.others(TRAINING):
                 peer.history.failed(error)
@@ -56,6 +55,15 @@ async def average_in_background(
         else:
             peer.history.averaged(outcome, stale_steps)
             last_at, last_steps, failures = started_at, snapshot.steps, 0
+
+
+async def _average(peer: Peer, replica: Replica, all_reduce: AllReduce, snapshot: Snapshot) -> tuple[Outcome, int]:
+    peer.rolls.in_averaging = True
+    try:
+        outcome = await all_reduce(TRAIN, snapshot.vectors, snapshot.weight, replica.shapes)
+        return outcome, await replica.offer(outcome.vectors, snapshot)
+    finally:
+        peer.rolls.in_averaging = False
 
 
 async def _due(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
 from shoal.net.envelope import Message
@@ -27,10 +26,12 @@ from shoal.overlay.member_record import CATCHING_UP, TRAINING, Record
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.planning.collector import believable, collector_of, roll_deadline_seconds
+from shoal.protocols.open_roll import OpenRoll
 from shoal.protocols.roll_record import (
     CALL,
     SERIES,
     STEP,
+    TRAIN,
     Here,
     Invite,
     Invited,
@@ -51,31 +52,16 @@ MAX_DIALS = 64
 INVITE_SECONDS = 2.0
 
 
-@dataclass
-class _OpenRoll:
-    callers: dict[str, Here] = field(default_factory=dict)
-    invited: dict[str, None] = field(default_factory=dict)
-    unanswered: dict[str, None] = field(default_factory=dict)
-    """Of those invited."""
-    lost: dict[str, None] = field(default_factory=dict)
-    found: Roll | None = None
-    """The record of a collector that died while it handed it out."""
-    superseded: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: asyncio.Future[dict[str, Roll | RefusedError]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-
 class RollBook:
     """Both sides of the rolls at one peer. `newest[series]` is the highest number that is over, as far as it knows."""
 
     def __init__(self, host: Host, members: Membership, register: Register) -> None:
         self._host, self._members, self._register = host, members, register
         self.newest: dict[str, int] = {}
+        self.in_averaging = False  # of parameters
         self._tried: dict[str, int] = {}
         self._invited: dict[str, tuple[int, str]] = {}
-        self._open: dict[tuple[str, int], _OpenRoll] = {}
+        self._open: dict[tuple[str, int], OpenRoll] = {}
         self._closed: dict[str, int] = {}
         self._dialling = asyncio.Semaphore(MAX_DIALS)
         self._rolls: dict[str, Roll] = {}
@@ -230,7 +216,7 @@ class RollBook:
             raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
         roll = self._open.get(key)
         if roll is None:
-            roll = self._open[key] = _OpenRoll()
+            roll = self._open[key] = OpenRoll(self._host.clock.now())
             self._host.spawn(self._run(key, roll, here.patience_seconds), f"roll {here.series} {here.number}")
         roll.callers[caller] = here
         roll.changed.set()
@@ -246,18 +232,22 @@ class RollBook:
     def _moved(self, series: str, code: str = MOVED) -> RefusedError:
         return RefusedError(str(self.newest.get(series, 0)), code)
 
-    async def _run(self, key: tuple[str, int], roll: _OpenRoll, patience_seconds: float) -> None:
+    async def _run(self, key: tuple[str, int], roll: OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
         series, number = key
         self._hear_invitation(series, number, self._host.peer_id)
+        if series == TRAIN and self.in_averaging:
+            roll.busy[self._host.peer_id] = None
         self._invite_all(series, number, roll)
+        deadline_seconds = patience_seconds
         if series != CALL:
             step_seconds = [record.step_seconds for record in self._participants(series).values()]
             behind_seconds = [record.behind_seconds for record in self._asking_to_wait(series)]
-            patience_seconds = min(patience_seconds, roll_deadline_seconds(step_seconds + behind_seconds))
+            deadline_seconds = roll_deadline_seconds(step_seconds + behind_seconds)
         try:
-            async with asyncio.timeout(patience_seconds):
+            async with asyncio.timeout(None) as limit:
                 while not (roll.superseded or roll.found or self._all_called(series, number, roll)):
+                    limit.reschedule(roll.closes_at(deadline_seconds, patience_seconds))
                     roll.changed.clear()
                     await roll.changed.wait()
                     self._invite_all(series, number, roll)
@@ -291,27 +281,34 @@ class RollBook:
             roll.callers.pop(who, None)
             roll.changed.set()
 
-    def _invite_all(self, series: str, number: int, roll: _OpenRoll) -> None:
+    def _invite_all(self, series: str, number: int, roll: OpenRoll) -> None:
         """Once each, also those who begin to train meanwhile. Who is invited is waited for until it answers."""
         for peer_id in self._participants(series):
             if peer_id != self._host.peer_id and peer_id not in roll.invited:
                 roll.invited[peer_id] = roll.unanswered[peer_id] = None
                 self._host.spawn(self._invite(peer_id, Invite(series, number), roll), "invite")
 
-    async def _invite(self, peer_id: str, invite: Invite, roll: _OpenRoll) -> None:
+    async def _invite(self, peer_id: str, invite: Invite, roll: OpenRoll) -> None:
         try:
-            async with self._dialling:
-                await self._register.reach(peer_id)
+            if not self._host.linked(peer_id):
+                roll.dialled[peer_id] = None
+                async with self._dialling:
+                    await self._register.reach(peer_id)
             told = await self._host.call(peer_id, invite, Invited, timeout_seconds=INVITE_SECONDS)
         except RemoteError:
             told = Invited()  # it calls, or it does not
+        if peer_id in roll.dialled:
+            del roll.dialled[peer_id]
+            roll.reached_at = self._host.clock.now()
+        if told.busy:
+            roll.busy[peer_id] = None
         found = told.roll
         if found and (found.series, found.number) == (invite.series, invite.number) and makes_sense(found, peer_id):
             roll.found = found
         roll.unanswered.pop(peer_id, None)
         roll.changed.set()
 
-    def _all_called(self, series: str, number: int, roll: _OpenRoll) -> bool:
+    def _all_called(self, series: str, number: int, roll: OpenRoll) -> bool:
         """Whether nobody is waited for: neither to call, nor to say whether it has the roll already."""
         awaited = self._awaited(series, number)
         if series == STEP:
@@ -343,7 +340,7 @@ class RollBook:
             if (self.newest if peer_id == mine else record.rolls).get(series, 0) < number
         }
 
-    def _far_behind(self, roll: _OpenRoll) -> set[str]:
+    def _far_behind(self, roll: OpenRoll) -> set[str]:
         """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
         step = max((here.stand.step for here in roll.callers.values() if here.stand), default=0)
         return {peer_id for peer_id, record in self._participants(STEP).items() if record.progress < step - 1}
@@ -363,7 +360,7 @@ class RollBook:
         self._hear_invitation(series, number, peer_id)
         while self._asks_another(series, number, peer_id):
             await self._asked.wait()  # its roll may be on the way
-        return Invited(self._held(series, number))
+        return Invited(self._held(series, number), busy=series == TRAIN and self.in_averaging)
 
     def _asks_another(self, series: str, number: int, inviter: str) -> bool:
         """Whether this peer has called for the number at a third one, which the inviter may have seen die."""

@@ -72,9 +72,13 @@ class Invite(Message, frozen=True):
 
 
 class Invited(Message, frozen=True):
-    """The answer to Invite: the roll of that number, where this member has it already."""
+    """The answer to Invite: the roll of that number, where this member has it already.
+
+    `busy`: it is in an averaging, and calls when that has ended.
+    """
 
     roll: Roll | None = None
+    busy: bool = False
 
 
 def check_here(here: Here) -> None:
