@@ -10,7 +10,7 @@ from crowd import now
 from learners import events, given_by_name, learner, replay, start, steps_of
 
 from shoal.protocols.mean_gradients import KEPT_STEPS
-from shoal.sim import SimPeer, World
+from shoal.sim import Machine, SimPeer, World
 from shoal.strategies import AllReduce, Moshpit
 
 TARGET = 64
@@ -141,7 +141,7 @@ def test_a_newcomer_whose_download_takes_five_steps_joins_and_stays_in() -> None
         await reach(peers, 5)
         before = peers[0].replica.progress
         newcomer = await world.start(
-            "p2", peers=[peers[0].address], replica=learner("p2", 0.1, size), bytes_per_second=400_000
+            "p2", peers=[peers[0].address], replica=learner("p2", 0.1, size), machine=Machine(bytes_per_second=400_000)
         )
         await newcomer.attached.wait()
         missed = peers[0].replica.progress - before

@@ -15,7 +15,7 @@ from shoal.core.errors import CharterMismatch, JoinError, ModelMismatch, RoundEr
 from shoal.planning.shares import shares_by_bandwidth
 from shoal.protocols.outcome import Outcome
 from shoal.protocols.roll_record import CALL
-from shoal.sim import SimPeer, VirtualReplica, World
+from shoal.sim import Machine, SimPeer, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce
 
 EVERY_SECOND = AllReduce(every_seconds=1.0)
@@ -286,7 +286,9 @@ def test_shares_follow_the_measured_bandwidths() -> None:
         founder = await world.start("a", strategy=AllReduce(every_seconds=5.0), replica=replica(size=250_000))
         await founder.attached.wait()
         for name, rate in (("b", 1e6), ("c", 1e6), ("slow", 0.25e6)):
-            await world.start(name, peers=[founder.address], replica=replica(size=250_000), bytes_per_second=rate)
+            await world.start(
+                name, peers=[founder.address], replica=replica(size=250_000), machine=Machine(bytes_per_second=rate)
+            )
         await asyncio.sleep(120)
         measured = {peer.name: peer.peer.bandwidth() for peer in world.peers}
         assert measured["slow"] == pytest.approx(0.25e6, rel=0.2)
@@ -336,7 +338,7 @@ def test_refusals_are_typed() -> None:
 DIGEST = """
 import asyncio, {first}
 import torch
-from shoal.sim import VirtualReplica, World
+from shoal.sim import Machine, VirtualReplica, World
 from shoal.strategies.allreduce import AllReduce
 
 async def scenario(world):

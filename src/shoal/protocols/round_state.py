@@ -62,6 +62,7 @@ class Round:
         self._result = self._new_result()
         self._replaced = False  # whether a mean was: who fetched it may still be sent what lies in the result
         self.started_at = host.clock.now()
+        self.ended_at: float | None = None
         self.me = group.members.index(host.peer_id)
         self.parts: list[Part] = [part for share in owned for part in share]
         self.owners = [number for number, share in enumerate(owned) for _ in share]
@@ -249,13 +250,13 @@ class Round:
             if values.data_ptr() != target.data_ptr():
                 target.copy_(values)
             self.held[index] = replace(held, values=None if held.values is None else target)
-        self.vectors, self.state = self._result, SETTLED
+        self.vectors, self.state, self.ended_at = self._result, SETTLED, self.host.clock.now()
         self.change()
         return self._result
 
     def fail(self) -> None:
         """This member keeps the values it had; whoever still asks is told so."""
-        self.state = FAILED
+        self.state, self.ended_at = FAILED, self.host.clock.now()
         self.held = [None] * len(self.parts)
         self.vectors = self._result = self.vectors[0][:0], self.vectors[1][:0]
         self.change()

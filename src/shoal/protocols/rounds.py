@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 
 from shoal.core.errors import ProtocolError, RefusedError, RemoteError
 from shoal.core.tasks import root_cause
@@ -51,6 +52,7 @@ class Rounds:
         self._newest: dict[str, Where] = {}
         self._ended: dict[str, Ended] = {}
         self._opened = asyncio.Event()
+        self.on_open: list[Callable[[Round], None]] = []
         self.dropped: Counter[str] = Counter()
         self.memory = Memory(kept=1)  # of results
         host.serve_stream(Begin, self._reduce)
@@ -66,6 +68,8 @@ class Rounds:
             self._rounds.pop(old)[0].on_lost.clear()  # or its values would stay until the garbage is collected
         self._rounds[where] = round_, reducer
         self._newest[where.series] = where
+        for notice in self.on_open:
+            notice(round_)
         self._opened.set()
         self._opened = asyncio.Event()
 

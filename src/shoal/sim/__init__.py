@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from shoal.sim.replica import VirtualReplica
-from shoal.sim.world import SimPeer, World
+from shoal.sim.world import Machine, SimPeer, World
 
-__all__ = ["SimPeer", "VirtualReplica", "World"]
+__all__ = ["Machine", "SimPeer", "VirtualReplica", "World"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from shoal.core.address import Address, Endpoint, parse_address
 from shoal.core.clock import Clock, virtual_wall
 from shoal.core.compute import VirtualCompute
 from shoal.core.events import EventLog
-from shoal.core.loop import run_virtual
+from shoal.core.loop import OWNER, VirtualLoop, run_virtual
 from shoal.net.host import Host
 from shoal.net.identity import KEY_BYTES, Identity
 from shoal.net.memory import MemoryNetwork
@@ -30,6 +31,7 @@ from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.protocols.peer import Peer
 from shoal.protocols.taking_part import take_part
+from shoal.sim.checkers import Checkers
 from shoal.sim.replica import VirtualReplica
 from shoal.strategies import AnyStrategy, build_strategy
 from shoal.strategies.moshpit import Moshpit
@@ -39,13 +41,31 @@ Result = TypeVar("Result")
 JOIN_SECONDS = 10.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a peer runs on. Its line is the world's where no rate is given; `down_bytes_per_second` is as up by default.
+
+    Without `inbound` it is behind a NAT. `skew_seconds`: how far its wall clock is ahead.
+    """
+
+    bytes_per_second: float | None = None
+    down_bytes_per_second: float | None = None
+    inbound: bool = True
+    skew_seconds: float = 0.0
+
+
 class SimPeer:
-    """One process of the world. `crash` ends it as SIGKILL would; `leave` says goodbye."""
+    """One process of the world, and its faults.
+
+    `crash` ends it as SIGKILL would, `leave` says goodbye, `pause` stops it as SIGSTOP would until `resume`.
+    """
 
     peer: Peer
 
-    def __init__(self, world: World, name: str, port: int, bytes_per_second: float | None) -> None:
-        self.name, self.port, self.bytes_per_second = name, port, bytes_per_second
+    def __init__(self, world: World, name: str, key: bytes, port: int, machine: Machine) -> None:
+        self.name, self.key, self.port, self.machine = name, key, port, machine
+        self.born_at = asyncio.get_running_loop().time()
+        self.ended_at: float | None = None
         self.replica: VirtualReplica | None = None
         self._world = world
         self._joined = asyncio.Event()
@@ -72,29 +92,54 @@ class SimPeer:
 
     async def crash(self) -> None:
         """The machine dies: no goodbye, its connections break."""
-        self._transport.crash()
+        self._ends()
+        self.transport.crash()
         self._task.cancel()
+        self.resume()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def leave(self) -> None:
         """End politely."""
+        self._ends()
+        self.resume()
         self._stop.set()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def start(self, key: bytes, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None) -> None:
+    def _ends(self) -> None:
+        if self.ended_at is None:
+            self.ended_at = asyncio.get_running_loop().time()
+
+    def pause(self) -> None:
+        """It stands still: what is sent to it waits, its connections stay, its clock goes on."""
+        _virtual_loop().pause(self.name)
+
+    def resume(self) -> None:
+        """It goes on, late."""
+        _virtual_loop().resume(self.name)
+
+    def slow_down(self, factor: float) -> None:
+        """Its training steps take so many times as long from now on."""
+        assert self.replica is not None
+        self.replica.step_seconds *= factor
+
+    def start(self, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None) -> None:
         """Begin its life in a task of its own."""
-        identity = Identity(key)
-        self._transport = self._world.network.transport(self.name, identity, self.bytes_per_second)
+        identity, machine = Identity(self.key), self.machine
+        self.transport = self._world.network.transport(
+            self.name, identity, machine.bytes_per_second,
+            down_bytes_per_second=machine.down_bytes_per_second, inbound=machine.inbound,
+        )  # fmt: skip
         self._task = asyncio.create_task(self._live(identity, peers, remembered, strategy), name=self.name)
 
     async def _live(
         self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None
     ) -> None:
-        world, clock = self._world, Clock(virtual_wall)
+        OWNER.set(self.name)
+        world, clock = self._world, Clock(lambda: virtual_wall() + self.machine.skew_seconds)
         log = EventLog(clock.now)
         random = Random(world.random.getrandbits(64))
         host = Host(
-            identity, self._transport, run="world", secret="a-world-of-peers", clock=clock, random=random, log=log
+            identity, self.transport, run="world", secret="a-world-of-peers", clock=clock, random=random, log=log
         )
         wanted = options_of(strategy) if strategy else None
         world.hosts.append((self.name, host))
@@ -103,6 +148,7 @@ class SimPeer:
                 members = Membership(host, role=TRAINER, strategy=wanted)
                 register = Register(members)
                 self.peer = Peer(host, members, register, VirtualCompute())
+                world.checkers.watch(self)
                 await host.start(Endpoint(self.name, self.port))
                 members.start()
                 host.spawn(register.keep(), "register")
@@ -135,6 +181,15 @@ class SimPeer:
         host.spawn(take_part(self.peer, replica, schema, wanted, default, build_strategy, training), "take part")
 
 
+ORDINARY = Machine()
+
+
+def _virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "a world runs on the virtual loop: World.run"
+    return loop
+
+
 class World:
     """Hosts on one virtual clock; `latency_seconds` and `bytes_per_second` are those of an ordinary access line."""
 
@@ -143,16 +198,19 @@ class World:
         self.network = MemoryNetwork(lambda: latency_seconds, bytes_per_second)
         self.hosts: list[tuple[str, Host]] = []
         self.peers: list[SimPeer] = []
+        self.checkers = Checkers()
 
     def run(self, scenario: Callable[[World], Awaitable[Result]], *, limit_seconds: float = 1e5) -> Result:
         """Run a scenario to its end, then end all peers. Raises what the scenario raised, or a fault inside a peer."""
 
         async def main() -> Result:
             try:
-                return await scenario(self)
+                result = await scenario(self)
             finally:
                 for peer in self.peers:
                     await peer.leave()
+            self.checkers.check(asyncio.get_running_loop().time())
+            return result
 
         result = run_virtual(main(), limit_seconds=limit_seconds)
         for name, host in self.hosts:
@@ -170,17 +228,18 @@ class World:
         replica: VirtualReplica | None = None,
         key: bytes | None = None,
         port: int = 1,
-        bytes_per_second: float | None = None,
+        machine: Machine = ORDINARY,
     ) -> SimPeer:
-        """Start a peer and wait until it is in the run.
-
-        `key`: the 32 bytes of an identity that it kept. `bytes_per_second`: its line, where it is not the world's.
-        """
-        peer = SimPeer(self, name, port, bytes_per_second)
+        """Start a peer and wait until it is in the run. `key`: the 32 bytes of an identity that it kept."""
+        peer = SimPeer(self, name, key or self.random.randbytes(KEY_BYTES), port, machine)
         peer.replica = replica
         self.peers.append(peer)
-        peer.start(key or self.random.randbytes(KEY_BYTES), peers, remembered, strategy)
+        peer.start(peers, remembered, strategy)
         return await peer.joined()
+
+    def alive(self) -> list[SimPeer]:
+        """The peers that have neither crashed nor left."""
+        return [peer for peer in self.peers if peer.ended_at is None]
 
     def digest(self) -> str:
         """A hash of every event of every peer, in order: equal for two runs of one seed."""
