@@ -110,7 +110,8 @@ def random_groups(setup: Setup) -> Step:
     def step(iteration: int, values: Values, alive: Mask) -> Values:
         who = setup.random.permutation(np.flatnonzero(alive))
         group = np.zeros(setup.peers, dtype=np.int64)
-        group[who] = np.arange(len(who)) % max(1, len(who) // setup.group_size)
+        place, groups = np.arange(len(who)), max(1, len(who) // setup.group_size)
+        group[who] = np.where(place < groups * setup.group_size, place // setup.group_size, place % groups)
         return group_means(values, group, alive)
 
     return step
@@ -199,11 +200,11 @@ def moshpit_weighted(setup: Setup) -> Step:
         if round_index == 0:
             mass[:], source[:] = weights, np.arange(peers)
         group, who = grid_numbers(peers, dims, round_index), np.flatnonzero(alive)
-        spokesmen = who[np.unique(group[who] * 2 * peers + source[who], return_index=True)[1]]
+        spokesmen = who[np.unique(group[who] * (len(dims) + 1) * peers + source[who], return_index=True)[1]]
         total = np.bincount(group[spokesmen], mass[spokesmen], minlength=peers)
         after = _weighted_means(values, mass, group, spokesmen, who)
         mass[who] = total[group[who]]
-        source[who] = peers + _blocks(peers, dims, round_index + 1)[who]
+        source[who] = peers * (round_index + 1) + _blocks(peers, dims, round_index + 1)[who]
         return after
 
     return step
