@@ -7,6 +7,9 @@ Mass-weighted grid (reference 8.0, for any number of rounds d). `blocks` = (k_2,
 * A member carries (source, mass): the block it last averaged in, and the mass of its group there, which is that of the
   block if nobody was absent. In a group one member stands for each source: the first by number.
 
+Conserved shares (8.0): each member carries mu, first its weight; group value = sum mu x / sum mu; the whole mu of the
+group is split equally over the next groups that its present members go to, and equally among those of one of them.
+
 Fixed cells (5.1): N random cells of M^d; axis = iteration mod d; plain mean over the alive of each line.
 
 Key chain (2.1 to 2.4): the key is the last d-1 base-M digits, at first those of the peer's number. The alive of one
@@ -74,6 +77,29 @@ def mass_weighted(
     return after
 
 
+def conserved(
+    values: np.ndarray, weights: Sequence[float], blocks: Sequence[int], alive: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(values, mu) after each round of `alive`; after the last round of the grid its first comes again."""
+    held, mu = values.astype(np.float64), np.array(weights, dtype=np.float64)
+    rounds, after = grid_groups(len(values), blocks), []
+    for number, mask in enumerate(alive):
+        following = {}
+        for place, group in enumerate(rounds[(number + 1) % len(rounds)]):
+            following.update(dict.fromkeys(group, place))
+        held, mu = held.copy(), mu.copy()
+        for group in rounds[number % len(rounds)]:
+            present = [member for member in group if mask[member]]
+            total = mu[present].sum()
+            if total > 0:
+                held[present] = mu[present] @ held[present] / total
+            ways = [following[member] for member in present]
+            for member, way in zip(present, ways, strict=True):
+                mu[member] = total / len(set(ways)) / ways.count(way)
+        after.append((held, mu))
+    return after
+
+
 def plain_on_grid(
     values: np.ndarray, blocks: Sequence[int], alive: Sequence[np.ndarray] | None = None
 ) -> list[np.ndarray]:
@@ -99,15 +125,27 @@ def fixed_cells(values: np.ndarray, side: int, axes: int, rounds: int, p: float,
 
 
 def key_chain(
-    values: np.ndarray, side: int, axes: int, rounds: int, p: float, seed: int, split: bool = True
+    values: np.ndarray,
+    side: int,
+    axes: int,
+    rounds: int,
+    p: float,
+    seed: int,
+    split: bool = True,
+    numbered: bool = True,
 ) -> list[Round]:
-    """Every peer is alive with chance 1-p, anew in each round."""
+    """Every peer is alive with chance 1-p, anew in each round.
+
+    `numbered=False`: the first keys are random digits, and a crowd is shuffled before it is cut.
+    """
     random = np.random.default_rng(seed)
     keys = np.arange(len(values))[:, None] // side ** np.arange(axes - 1) % side
+    keys = keys if numbered else random.integers(0, side, keys.shape)
     held, after = values.astype(np.float64), []
     for _ in range(rounds):
         alive = random.random(len(values)) >= p
         crowds = _same_key(keys, np.flatnonzero(alive))
+        crowds = crowds if numbered else [random.permutation(crowd).tolist() for crowd in crowds]
         groups = [
             part.tolist() for crowd in crowds for part in np.array_split(crowd, -(-len(crowd) // side) if split else 1)
         ]

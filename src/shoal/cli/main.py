@@ -1,4 +1,4 @@
-"""The command line: `shoal run`, `shoal seed`, `shoal demo`. Nothing here imports torch."""
+"""The command line: `shoal run`, `shoal seed`, `shoal demo`, `shoal simulate`. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -116,6 +116,37 @@ def demo(
     if json is not None and (out / "summary.json").exists():
         json.write_bytes((out / "summary.json").read_bytes())
     raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|FILE.toml", help="A scenario, or a file with [[scenario]] tables.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the scenario; wins over the file. Repeatable."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="How many seeds, from 0. Default: the file's, or 10.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes that share the seeds.")] = 1,
+    json: Figures = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Draw the scenarios, one curve for each.")
+    ] = None,
+) -> None:
+    """Simulate a scenario on this machine, once for each seed, and show the means. Equal seeds give equal figures.
+
+    Scenarios: averaging.
+
+    Exit codes: 0 done; 1 a simulation failed; 2 bad usage; 130 after Ctrl-C.
+
+    Example:  shoal simulate averaging --set method=moshpit --set peers=1024 --set failure_rate=0.005 --seeds 100
+    """
+    from shoal.cli.simulate import simulate as simulate_scenarios
+
+    raise typer.Exit(simulate_scenarios(what, settings or [], seeds, jobs, json, plot))
 
 
 def main() -> None:

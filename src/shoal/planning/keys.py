@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 Key = tuple[int, ...]
+Caller = TypeVar("Caller")
 
 
 def initial_key(peer_id: str, base: int, digits: int) -> Key:
@@ -18,7 +20,17 @@ def initial_key(peer_id: str, base: int, digits: int) -> Key:
     return tuple(number // base**place % base for place in range(digits))
 
 
+def drawn_digits(group_id: str, base: int) -> list[int]:
+    """The digits from 0 to `base` - 1 in an order drawn by the group's id: its k-th member gets the k-th of them."""
+    return sorted(range(base), key=lambda digit: hashlib.sha256(f"{group_id} {digit}".encode()).digest())
+
+
 def next_key(key: Key, group_id: str, members: Sequence[str], me: str, base: int) -> Key:
-    """The oldest digit goes, this peer's index in the group comes: |G| distinct ones of `base`, drawn by its id."""
-    drawn = sorted(range(base), key=lambda index: hashlib.sha256(f"{group_id} {index}".encode()).digest())
-    return (*key[1:], drawn[members.index(me)])
+    """The oldest digit goes, this peer's own in the group comes: its members have distinct ones."""
+    return (*key[1:], drawn_digits(group_id, base)[members.index(me)])
+
+
+def split_crowd(callers: Sequence[Caller], most: int) -> list[Sequence[Caller]]:
+    """As few groups of at most `most` as can be, of nearly equal size (reference, section 3: a crowd with one key)."""
+    groups = -(-len(callers) // most)
+    return [callers[start::groups] for start in range(groups)]

@@ -22,7 +22,7 @@ from shoal.overlay.member_record import TRAINING
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.planning.collector import believable, collector_of
-from shoal.planning.keys import Key
+from shoal.planning.keys import Key, split_crowd
 from shoal.protocols.roll_record import (
     PLAIN,
     Here,
@@ -168,9 +168,8 @@ class Meetings:
         self._host.random.shuffle(callers)
         outcome: dict[str, Roll | RefusedError] = {}
         places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
-        groups = -(-len(callers) // gathering.most)
-        for group in range(groups):
+        for group in split_crowd(callers, gathering.most):
             group_id = self._host.random.randbytes(16).hex()
-            members = {peer_id: gathering.callers[peer_id] for peer_id in callers[group::groups]}
+            members = {peer_id: gathering.callers[peer_id] for peer_id in group}
             outcome |= close_roll(group_id, PLAIN, number, members, places)
         gathering.closed.set_result(outcome)

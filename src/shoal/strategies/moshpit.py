@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shoal.core.errors import NobodyThere, OptionError, RoundError
+from shoal.core.options import check_number
 from shoal.planning.grid import SMALLEST_GROUP, block_of, grid_groups, plan_grid
 from shoal.planning.keys import initial_key, next_key
 from shoal.protocols.averaging import average_in_background
@@ -31,7 +32,7 @@ from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica
 from shoal.protocols.roll_record import PLAIN, TRAIN, Here, Roll, Stand
 from shoal.protocols.round_record import Group, whole_group
-from shoal.strategies.options import GRADIENTS, PARAMETERS, check_averaging, check_number
+from shoal.strategies.options import GRADIENTS, PARAMETERS, check_averaging
 from shoal.tensors.flat import Shapes, Vectors
 
 

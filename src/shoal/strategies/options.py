@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from shoal.core.errors import OptionError
+from shoal.core.options import check_number
 from shoal.overlay.charter import Options
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"
@@ -15,18 +15,6 @@ EVERY_SECONDS = 2.0
 """How often parameters are averaged where neither seconds nor steps are given."""
 GATHER_SECONDS = 600.0
 """How long one large batch is gathered where nothing else is given."""
-
-
-def check_number(
-    field: str, value: object, low: float, high: float, *, whole: bool = False, optional: bool = False
-) -> None:
-    """Raises OptionError unless `value` is a finite number within [low, high] (or None where that is allowed)."""
-    bounds = f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g}" + (" or None" if optional else "")
-    if value is None and optional:
-        return
-    right_type = isinstance(value, int) if whole else isinstance(value, int | float)
-    if isinstance(value, bool) or not right_type or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise OptionError(field, value, bounds)
 
 
 def check_averaging(strategy: Any) -> None:
