@@ -18,6 +18,7 @@ from shoal.core.errors import OptionError
 
 SCENARIOS: dict[str, str] = {
     "averaging": "shoal.sim.averaging:Averaging",
+    "chaos": "shoal.sim.chaos:Chaos",
 }
 """Name: "module:class"."""
 
