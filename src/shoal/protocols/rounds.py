@@ -39,6 +39,7 @@ from shoal.tensors.memory import Memory
 
 FIND_SECONDS = BEGIN_SECONDS + 1.0
 """A member may come to a round a moment later than those who open streams to it."""
+LEFT_OUT_HERE = "left out here: "
 KEPT_ROUNDS = 2
 """Of each series: this peer's newest rounds, which the others may still ask for."""
 
@@ -119,7 +120,8 @@ class Rounds:
     def _check(self, round_: Round, who: str) -> None:
         if who in round_.lost:
             self.dropped["a message of a member that was left out"] += 1
-            raise RefusedError(f"left out here: {round_.lost[who]}", LEFT_OUT)
+            reason = round_.lost[who].removeprefix(LEFT_OUT_HERE)  # it may be what another told us about itself
+            raise RefusedError(LEFT_OUT_HERE + reason, LEFT_OUT)
         if round_.state == FAILED:
             raise RefusedError("this round failed here", ROUND_FAILED)
 

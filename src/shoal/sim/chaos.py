@@ -17,7 +17,7 @@ import torch
 from shoal.overlay.member_record import TRAINING
 from shoal.sim.checkers import Disturbance
 from shoal.sim.replica import VirtualReplica
-from shoal.sim.world import Machine, SimPeer, World
+from shoal.sim.world import Machine, SimPeer, World, digest_of
 from shoal.strategies import AnyStrategy
 from shoal.strategies.allreduce import AllReduce
 from shoal.strategies.moshpit import Moshpit
@@ -57,6 +57,7 @@ class Chaos:
             "group_rounds": sum(run["group_rounds"] for run in runs),
             **dict(sorted(faults.items())),
             "longest_reunion_seconds": max(run["reunion_seconds"] for run in runs),
+            "trace_digest": digest_of(runs),
         }
 
 

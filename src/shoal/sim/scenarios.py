@@ -19,6 +19,8 @@ from shoal.core.errors import OptionError
 SCENARIOS: dict[str, str] = {
     "averaging": "shoal.sim.averaging:Averaging",
     "chaos": "shoal.sim.chaos:Chaos",
+    "churn": "shoal.sim.churn:Churn",
+    "partition": "shoal.sim.partition:Partition",
 }
 """Name: "module:class"."""
 

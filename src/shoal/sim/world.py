@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.core.address import Address, Endpoint, parse_address
 from shoal.core.clock import Clock, virtual_wall
@@ -190,6 +190,11 @@ def _virtual_loop() -> VirtualLoop:
     return loop
 
 
+def digest_of(runs: Sequence[dict[str, Any]]) -> str:
+    """One digest for the `trace_digest` of several runs, in their order."""
+    return hashlib.sha256("".join(run["trace_digest"] for run in runs).encode()).hexdigest()
+
+
 class World:
     """Hosts on one virtual clock; `latency_seconds` and `bytes_per_second` are those of an ordinary access line."""
 
@@ -236,6 +241,25 @@ class World:
         self.peers.append(peer)
         peer.start(peers, remembered, strategy)
         return await peer.joined()
+
+    async def swarm(
+        self, count: int, strategy: AnyStrategy, replica: Callable[[int], VirtualReplica],
+        machine: Callable[[int], Machine] = lambda number: ORDINARY,
+    ) -> list[SimPeer]:  # fmt: skip
+        """So many peers that train together: the first founds the run, the others come through it, 50 at a time."""
+        first = await self.start("p0", strategy=strategy, replica=replica(0), machine=machine(0))
+        await first.attached.wait()
+        peers = [first]
+        for begin in range(1, count, 50):
+            peers += await asyncio.gather(
+                *(
+                    self.start(f"p{number}", peers=[first.address], replica=replica(number), machine=machine(number))
+                    for number in range(begin, min(count, begin + 50))
+                )
+            )
+        for peer in peers:
+            await peer.attached.wait()
+        return peers
 
     def alive(self) -> list[SimPeer]:
         """The peers that have neither crashed nor left."""
