@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -23,6 +23,8 @@ class VirtualReplica:
 
     The drift stands for the optimizer: it makes every step visible in the values, so a lost one can be counted. In
     gradient mode `gradient(values, batch)` is that of batch number `batch`, and plain SGD with `learning_rate` steps.
+
+    `learn(tensors, step, step_seconds)` makes one whose steps are real.
     """
 
     def __init__(
@@ -42,9 +44,29 @@ class VirtualReplica:
         self._requests: list[Callable[[], None]] = []
         self._asked = asyncio.Event()
         self._notice: tuple[int, Callable[[], None]] | None = None
+        self._step: Callable[[int], None] | None = None
+        self._cost: Callable[[], float] | None = None
+        self._slowness = 1.0
         self._training = self._gathering = self._waits = False
         self._stop_rule: tuple[StopRule, asyncio.Future[GradientSum]] | None = None
         self._forget()
+
+    @classmethod
+    def learn(
+        cls, tensors: Sequence[Tensor], step: Callable[[int], None], step_seconds: Callable[[], float],
+        samples_per_step: float,
+    ) -> VirtualReplica:  # fmt: skip
+        """A real model's parameters: `step(number)` moves them, and takes `step_seconds()` of virtual time."""
+        replica = cls(tensors[0].detach(), drift=0.0, step_seconds=1.0, samples_per_step=samples_per_step)
+        replica.tensors = [tensor.detach() for tensor in tensors]
+        replica.shapes = shapes_of(replica.tensors)
+        replica._step, replica._cost = step, step_seconds
+        return replica
+
+    def slow_down(self, factor: float) -> None:
+        """Steps take so many times as long from now on."""
+        self._slowness *= factor
+        self.step_seconds *= factor
 
     def _forget(self) -> None:
         self._sum, self._samples = torch.zeros_like(self.tensors[0]), 0.0
@@ -66,6 +88,8 @@ class VirtualReplica:
             self._work()
             await self._asked.wait()
         while True:
+            if self._cost is not None:
+                self.step_seconds = self._cost() * self._slowness
             await clock.sleep(self.step_seconds)
             self._step_once()
             self._work()
@@ -81,6 +105,9 @@ class VirtualReplica:
 
     def _step_once(self) -> None:
         self.steps += 1
+        if self._step is not None:
+            self._step(self.steps)
+            return
         if not self._gathering:
             self.tensors[0].add_(self._drift)
             return

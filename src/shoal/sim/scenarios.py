@@ -21,6 +21,7 @@ SCENARIOS: dict[str, str] = {
     "chaos": "shoal.sim.chaos:Chaos",
     "churn": "shoal.sim.churn:Churn",
     "partition": "shoal.sim.partition:Partition",
+    "stragglers": "shoal.sim.stragglers:Stragglers",
 }
 """Name: "module:class"."""
 

@@ -11,11 +11,15 @@ runs of one seed are the same run. What would be an event on the wire (a fault i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
+
+import torch
 
 from shoal.core.address import Address, Endpoint, parse_address
 from shoal.core.clock import Clock, virtual_wall
@@ -120,7 +124,7 @@ class SimPeer:
     def slow_down(self, factor: float) -> None:
         """Its training steps take so many times as long from now on."""
         assert self.replica is not None
-        self.replica.step_seconds *= factor
+        self.replica.slow_down(factor)
 
     def start(self, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None) -> None:
         """Begin its life in a task of its own."""
@@ -175,7 +179,9 @@ class SimPeer:
             replica.begin()
             self.attached.set()
 
-        schema = [("theta", tuple(replica.tensors[0].shape), "float32")]
+        schema = [
+            (f"theta{number or ''}", tuple(tensor.shape), "float32") for number, tensor in enumerate(replica.tensors)
+        ]
         default = options_of(Moshpit())
         host.spawn(replica.train(host.clock), "train")
         host.spawn(take_part(self.peer, replica, schema, wanted, default, build_strategy, training), "take part")
@@ -188,6 +194,19 @@ def _virtual_loop() -> VirtualLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop), "a world runs on the virtual loop: World.run"
     return loop
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A world is one thread of many small objects: no threads of torch's, and the collector of cycles comes rarely."""
+    threads, thresholds = torch.get_num_threads(), gc.get_threshold()
+    torch.set_num_threads(1)
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        gc.set_threshold(*thresholds)
 
 
 def digest_of(runs: Sequence[dict[str, Any]]) -> str:
@@ -217,7 +236,8 @@ class World:
             self.checkers.check(asyncio.get_running_loop().time())
             return result
 
-        result = run_virtual(main(), limit_seconds=limit_seconds)
+        with _undisturbed():
+            result = run_virtual(main(), limit_seconds=limit_seconds)
         for name, host in self.hosts:
             if host.faults:
                 raise AssertionError(f"a fault inside {name}: {host.faults[0]!r}") from host.faults[0]
