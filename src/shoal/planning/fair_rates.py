@@ -55,7 +55,7 @@ def _fill_few(ups: Sequence[int], downs: Sequence[int], capacities: Sequence[flo
 
 
 def _fill_many(ups: Sequence[int], downs: Sequence[int], capacities: Sequence[float]) -> list[float]:
-    up, down, left = np.array(ups), np.array(downs), np.array(capacities)
+    up, down, left = np.array(ups, np.intp), np.array(downs, np.intp), np.array(capacities, np.float64)
     lines = len(left)
     counts = np.bincount(up, minlength=lines) + np.bincount(down, minlength=lines)
     rates, waiting = np.zeros(len(up)), np.arange(len(up))
