@@ -48,9 +48,10 @@ async def test_bytes_on_a_stream_are_a_sign_of_life_too(memory) -> None:
         await soon(lambda: a.host.linked(peer_id))
         async with raw_link(memory, a, "stream") as (_, stream):
             a.transport.downlink.bytes_per_second = 125_000  # 1 Mbit/s
-            await stream.send(b"\xc1", bytes(1_000_000))
+            sending = asyncio.create_task(stream.send(b"\xc1", bytes(1_000_000)))
             await asyncio.sleep(7)
-            assert not a.lost
+            assert not a.lost and not sending.done()
+            await sending
 
 
 async def test_a_host_that_stalled_itself_declares_nobody_dead(memory) -> None:

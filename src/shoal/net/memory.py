@@ -1,10 +1,8 @@
-"""The transport of the simulated world: hosts in one process, latency and bandwidth on virtual time.
+"""The network and the hosts of the simulated world: latency, bandwidth and faults on virtual time.
 
 There is no TLS: the world vouches for the listener's key. Everything above (handshake, calls, streams, limits) is the
-same code as on the wire. Each host has one uplink and one downlink that its channels share in order of arrival.
-
-What is on the way belongs to the wire, not to the process that sent it: it runs in a context of its own, so that a
-paused process's bytes arrive (its machine still sends them) and wait unread where the receiver is paused.
+same code as on the wire. What passes on a connection is in `net/memory_channel.py`, how bulk shares lines in
+`net/flows.py`.
 """
 
 from __future__ import annotations
@@ -12,61 +10,47 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context, copy_context
+import math
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 
 from shoal.core.address import Endpoint
-from shoal.core.errors import OptionError, PeerLost, ProtocolError
-from shoal.net.channel import (
-    FRAME_BYTES,
-    HEADER_BYTES,
-    PAYLOAD_BYTES,
-    PREFIX,
-    SLOW_READER_SECONDS,
-    STRANGER_HEADER_BYTES,
-    STRANGER_PAYLOAD_BYTES,
-    TOOK_NOTHING,
-    Buffer,
-    Channel,
-    Frame,
-)
+from shoal.core.errors import OptionError, PeerLost
+from shoal.net.channel import Channel
+from shoal.net.flows import Flows, Line
 from shoal.net.identity import Identity
+from shoal.net.memory_channel import MemoryChannel
 
-WIRE = Context()
-HANGING_SECONDS = 120.0
-"""How long a dial hangs where nothing answers, as TCP's own: whoever dials gives up before."""
-SLICE_BYTES = 64 * 1024
-WINDOW_BYTES = 4 << 20
 MAX_WAITING = 2048
-
-
-@dataclass
-class Line:
-    """One direction of a host's access line: `bytes_per_second`, and until when it is taken."""
-
-    bytes_per_second: float
-    free_at: float = 0.0
-
-    def pass_through(self, now: float, count_bytes: int) -> float:
-        """When the last of `count_bytes` that arrive at `now` is through."""
-        self.free_at = max(now, self.free_at) + count_bytes / self.bytes_per_second
-        return self.free_at
+SYN_PAUSES_SECONDS = (1, 2, 4, 8, 16, 32, 64)
+"""When nothing answers, the kernel asks again after these, and gives up (Linux: tcp_syn_retries = 6)."""
 
 
 @dataclass
 class MemoryNetwork:
-    """All links between the hosts of a world. Each connection takes `latency_seconds()` one way, drawn as it begins."""
+    """All links between the hosts of a world, and what goes wrong with them.
+
+    A connection takes `latency_seconds()` one way, drawn as it begins; or what `pair_latency_seconds` says for the two
+    hosts, the one that dials first. Payloads count as `payload_scale` x their bytes on the lines, in windows and in
+    `on_traffic`: a small vector can stand for a large one. Limits of a frame are about its real bytes.
+    """
 
     latency_seconds: Callable[[], float] = lambda: 0.01
     bytes_per_second: float = 12.5e6
+    payload_scale: float = 1.0
+    pair_latency_seconds: Callable[[str, str], float] | None = None
+    flows: Flows = field(default_factory=Flows)
+    transports: list[MemoryTransport] = field(default_factory=list)
     _listeners: dict[Endpoint, MemoryTransport] = field(default_factory=dict)
-    _serial: itertools.count[int] = field(default_factory=itertools.count)
+    _behind_nat: set[str] = field(default_factory=set)
     _sides: dict[str, int] = field(default_factory=dict)
-    _held: list[tuple[str, str, Callable[[], None]]] = field(default_factory=list)
-    _healed: asyncio.Event = field(default_factory=asyncio.Event)
+    _to_damage: set[tuple[str, str]] = field(default_factory=set)
+    _serial: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.payload_scale < math.inf:
+            raise OptionError("payload_scale", self.payload_scale, "above 0 and finite")
 
     def transport(
         self, host: str, identity: Identity, bytes_per_second: float | None = None, *,
@@ -74,213 +58,84 @@ class MemoryNetwork:
     ) -> MemoryTransport:  # fmt: skip
         """A transport for the host of this name, with a line of its own rates.
 
-        Without `inbound` it is behind a NAT: it dials, and nobody reaches it.
+        Without `inbound` it is behind a NAT: it dials out, and whoever dials it gets no answer.
         """
+        (self._behind_nat.discard if inbound else self._behind_nat.add)(host)
         up = bytes_per_second or self.bytes_per_second
-        return MemoryTransport(self, host, identity, up, down_bytes_per_second or up, inbound)
+        self.transports.append(MemoryTransport(self, host, identity, up, down_bytes_per_second or up))
+        return self.transports[-1]
+
+    def latency_between(self, dialler: str, listener: str) -> float:
+        """Of a new connection, one way."""
+        pairwise = self.pair_latency_seconds
+        return pairwise(dialler, listener) if pairwise else self.latency_seconds()
 
     # -- faults
 
-    def partition(self, *sides: Iterable[str]) -> None:
-        """Nothing passes between hosts of different sides until `heal`: it waits on the way, and nobody is told.
+    def break_connection(self, one: str, other: str) -> None:
+        """Every connection between these two hosts breaks: both ends learn of it now."""
+        for channel in self._channels():
+            if channel.hosts == (one, other):
+                channel.fail("connection reset")
 
-        Hosts that are on no side stay together.
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """From now on nothing passes between hosts of different groups; those in none are one more group.
+
+        Nobody is told. What is on its way is held back, and arrives after `heal`, in order, on connections that were
+        not given up meanwhile. Who dials across waits.
         """
-        self._sides = {host: number for number, side in enumerate(sides, 1) for host in side}
-        self._healed.clear()
+        self._sides = {host: number for number, group in enumerate(groups) for host in group}
+        for channel in self._channels():
+            channel.set_cut(self.is_cut(*channel.hosts))
 
     def heal(self) -> None:
-        """One network again: what waited arrives, in its order, unless its connection was given up meanwhile."""
-        self._sides = {}
-        held, self._held = self._held, []
-        for sender, receiver, arrive in held:
-            asyncio.get_running_loop().call_soon(self._arrive, sender, receiver, arrive, context=WIRE)
-        self._healed.set()
+        """Everybody reaches everybody again."""
+        self.partition(())
 
-    def break_connections(self, one: MemoryTransport, other: MemoryTransport) -> None:
-        """Every connection between two hosts breaks; both ends see it."""
-        for channel in _between(one, other):
-            channel.abort()
+    def is_cut(self, one: str, other: str) -> bool:
+        """Whether a partition lies between these two hosts."""
+        return self._sides.get(one) != self._sides.get(other)
 
-    def damage(self, sender: MemoryTransport, receiver: MemoryTransport) -> None:
-        """The next frame of every connection from one to the other arrives with a wrong byte. As TLS does, the
-        receiver notices, and that is the end of the connection."""
-        for channel in _between(sender, receiver):
-            channel.is_damaged = True
+    def corrupt(self, sender: str, receiver: str) -> None:
+        """Damage the next frame that comes from one host to the other. Encryption notices: that connection breaks."""
+        self._to_damage.add((sender, receiver))
 
-    def parted(self, one: str, other: str) -> bool:
-        """Whether nothing passes between these hosts now."""
-        return self._sides.get(one, 0) != self._sides.get(other, 0)
-
-    async def joined(self, one: str, other: str) -> None:
-        """Return when something can pass between them."""
-        while self.parted(one, other):
-            await self._healed.wait()
-
-    def send(self, at: float, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
-        """`arrive` is called at that time, or when the two sides are one again."""
-        asyncio.get_running_loop().call_at(at, self._arrive, sender, receiver, arrive, context=WIRE)
-
-    def _arrive(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
-        if self._sides and self.parted(sender, receiver):
-            self._held.append((sender, receiver, arrive))
-        else:
-            arrive()
-
-
-def _between(sender: MemoryTransport, receiver: MemoryTransport) -> list[MemoryChannel]:
-    return [channel for channel in sender.channels if channel._far._transport is receiver]
-
-
-class MemoryChannel:
-    """One end of a connection; `_far` is the other end."""
-
-    _far: MemoryChannel
-
-    def __init__(
-        self, transport: MemoryTransport, server_key: bytes, binding: bytes, remote: str, latency_seconds: float
-    ) -> None:
-        self._transport, self._latency_seconds = transport, latency_seconds
-        self.server_key, self.binding, self.remote = server_key, binding, remote
-        self.address = remote
-        self.on_traffic: Callable[[int, int], None] = lambda sent, received: None
-        self._limits = STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES
-        self._frames: deque[Frame] = deque()
-        self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._on_the_way_bytes = 0
-        self._lost: Exception | None = None
-        self.is_damaged = False
-        self._sending = asyncio.Lock()
-        transport.channels[self] = None
-
-    async def secure(self) -> None:
-        return
-
-    def trust(self) -> None:
-        self._limits = HEADER_BYTES, PAYLOAD_BYTES
-
-    async def send(self, header: bytes, payload: Buffer = b"") -> None:
-        loop = asyncio.get_running_loop()
-        async with self._sending:
-            frame = header, memoryview(bytearray(payload))
-            left = PREFIX.size + len(header) + len(frame[1])
-            try:
-                await self._wait_for_room()
-                if self._lost:
-                    raise self._lost
-                self._on_the_way_bytes += _window(frame)
-                if self._on_the_way_bytes > WINDOW_BYTES:
-                    self._room.clear()
-                while left > 0:
-                    size = min(left, SLICE_BYTES)
-                    left -= size
-                    sent_at = self._transport.uplink.pass_through(loop.time(), size)
-                    self.on_traffic(size, 0)
-                    self._send(sent_at, partial(self._far._enter, size, frame if left == 0 else None))
-                    if len(frame[1]):  # bulk goes at the line's pace; a call is queued behind it
-                        await asyncio.sleep(sent_at - loop.time())
-                    if self._lost:
-                        raise self._lost
-            except asyncio.CancelledError:
-                self.abort()  # half a frame would make the rest unreadable
-                raise
-
-    def post(self, header: bytes) -> bool:
-        if self._lost or self._sending.locked() or not self._room.is_set():
+    def damages(self, sender: str, receiver: str) -> bool:
+        """Whether the frame that has just come is damaged."""
+        if (sender, receiver) not in self._to_damage:
             return False
-        loop, frame = asyncio.get_running_loop(), (header, memoryview(b""))
-        size = PREFIX.size + len(header)
-        self._on_the_way_bytes += _window(frame)
-        if self._on_the_way_bytes > WINDOW_BYTES:
-            self._room.clear()
-        sent_at = self._transport.uplink.pass_through(loop.time(), size)
-        self.on_traffic(size, 0)
-        self._send(sent_at, partial(self._far._enter, size, frame))
+        self._to_damage.remove((sender, receiver))
         return True
 
-    def _send(self, sent_at: float, arrive: Callable[[], None]) -> None:
-        transport = self._transport
-        arrives_at = sent_at + self._latency_seconds
-        transport.network.send(arrives_at, transport.host, self._far._transport.host, arrive)
+    def _channels(self) -> list[MemoryChannel]:
+        return [channel for transport in self.transports for channel in transport.channels]
 
-    async def _wait_for_room(self) -> None:
-        while not self._room.is_set():
-            before = self._on_the_way_bytes
-            try:
-                async with asyncio.timeout(SLOW_READER_SECONDS):
-                    await self._room.wait()
-            except TimeoutError:
-                if self._on_the_way_bytes >= before:
-                    self._lost = self._lost or PeerLost(f"{self.remote} {TOOK_NOTHING}")
-                    self.abort()
+    # -- connections
 
-    def _enter(self, size: int, frame: Frame | None) -> None:
-        """A slice came to this end's line; it is read once the downlink let it through."""
-        loop = asyncio.get_running_loop()
-        through_at = self._transport.downlink.pass_through(loop.time(), size)
-        loop.call_at(through_at, self._deliver, size, frame, context=WIRE)
+    async def connect(self, dialler: MemoryTransport, endpoint: Endpoint) -> MemoryChannel:
+        """Raises PeerLost as the wire does: at once where nobody listens, late where nothing answers."""
+        for pause_seconds in SYN_PAUSES_SECONDS:
+            if not (self.is_cut(dialler.host, endpoint.host) or self._drops(dialler, endpoint)):
+                break
+            await asyncio.sleep(pause_seconds)
+        else:
+            raise PeerLost("can't be reached (Connection timed out)")
+        latency_seconds = self.latency_between(dialler.host, endpoint.host)
+        await asyncio.sleep(2 * latency_seconds)
+        there = self._listeners.get(endpoint)
+        if there is None:
+            raise PeerLost("connection refused: nobody listens there")
+        key = there.identity.public_key
+        binding = hashlib.sha256(key + next(self._serial).to_bytes(8, "big")).digest()
+        near = MemoryChannel(dialler, there, key, binding, str(endpoint), latency_seconds)
+        far = MemoryChannel(there, dialler, key, binding, dialler.host, latency_seconds)
+        near.meet(far)
+        far.meet(near)
+        there.accept(far)
+        return near
 
-    def _deliver(self, size: int, frame: Frame | None) -> None:
-        if self._lost:
-            return
-        self.on_traffic(0, size)
-        if self._far.is_damaged:
-            self._lost = PeerLost(f"the connection to {self.remote} closed: what came was damaged on the way")
-            self.abort()
-            return
-        if frame is None:
-            return
-        if not 0 < len(frame[0]) <= self._limits[0] or len(frame[1]) > self._limits[1]:
-            self._lost = ProtocolError(
-                f"a frame of {len(frame[0])} + {len(frame[1])} bytes; allowed are {self._limits}"
-            )
-            self.abort()
-            return
-        self._frames.append(frame)
-        self._arrived.set()
-
-    def place(self, buffers: Sequence[memoryview]) -> None:
-        return
-
-    async def receive(self) -> Frame:
-        while not self._frames:
-            if self._lost:
-                raise self._lost
-            self._arrived.clear()
-            await self._arrived.wait()
-        frame = self._frames.popleft()
-        self._far._on_the_way_bytes -= _window(frame)
-        if self._far._on_the_way_bytes <= WINDOW_BYTES:
-            self._far._room.set()
-        return frame
-
-    def close(self) -> None:
-        """What was sent before still arrives: the end travels behind it on the same lines."""
-        if self._lost:
-            return
-        loop = asyncio.get_running_loop()
-        self._send(self._transport.uplink.pass_through(loop.time(), PREFIX.size), self._far._end_behind_data)
-        self._end()
-
-    def _end_behind_data(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_at(self._transport.downlink.pass_through(loop.time(), PREFIX.size), self._end, context=WIRE)
-
-    def abort(self) -> None:
-        self._send(asyncio.get_running_loop().time(), self._far._end)
-        self._end()
-
-    def _end(self) -> None:
-        self._lost = self._lost or PeerLost(f"the connection to {self.remote} closed")
-        self._transport.channels.pop(self, None)
-        self._arrived.set()
-        self._room.set()
-
-
-def _window(frame: Frame) -> int:
-    return len(frame[0]) + len(frame[1]) + FRAME_BYTES
+    def _drops(self, dialler: MemoryTransport, endpoint: Endpoint) -> bool:
+        return endpoint.host in self._behind_nat and endpoint.host != dialler.host
 
 
 class MemoryTransport:
@@ -288,41 +143,30 @@ class MemoryTransport:
 
     max_waiting = MAX_WAITING
 
-    def __init__(
-        self, network: MemoryNetwork, host: str, identity: Identity, up: float, down: float, inbound: bool
-    ) -> None:
-        self.network, self.host, self.identity, self._inbound = network, host, identity, inbound
-        self.uplink, self.downlink = Line(up), Line(down)
+    def __init__(self, network: MemoryNetwork, host: str, identity: Identity, up: float, down: float) -> None:
+        self.network, self.host, self.identity = network, host, identity
+        self.uplink, self.downlink = Line(network.flows, up), Line(network.flows, down)
         self._is_dead = False
         self.channels: dict[MemoryChannel, None] = {}
-        self._accept: Callable[[Channel], None] | None = None
         self._endpoint: Endpoint | None = None
 
     async def start(self, listen: Endpoint, accept: Callable[[Channel], None]) -> list[Endpoint]:
         endpoint = Endpoint(self.host, listen.port or 1)
         if endpoint in self.network._listeners:
             raise OptionError("listen", str(endpoint), "a free port")
-        self._accept, self._endpoint, self._context = accept, endpoint, copy_context()
+        self._accept, self._context, self._endpoint = accept, copy_context(), endpoint
         self.network._listeners[endpoint] = self
+        self.network.flows.attach(asyncio.get_running_loop())
         return [endpoint]
 
+    def accept(self, channel: MemoryChannel) -> None:
+        """Somebody dialled; what comes of it belongs to this host, not to who dialled."""
+        self._context.run(self._accept, channel)
+
     async def dial(self, endpoint: Endpoint) -> Channel:
-        latency_seconds = self.network.latency_seconds()
-        await asyncio.sleep(2 * latency_seconds)
-        await self.network.joined(self.host, endpoint.host)
-        there = self.network._listeners.get(endpoint)
-        if self._is_dead or (there is not None and not there._inbound):
-            await asyncio.sleep(HANGING_SECONDS)
-            raise PeerLost("no answer")
-        if there is None or there._accept is None:
-            raise PeerLost("connection refused: nobody listens there")
-        key = there.identity.public_key
-        binding = hashlib.sha256(key + next(self.network._serial).to_bytes(8, "big")).digest()
-        near = MemoryChannel(self, key, binding, str(endpoint), latency_seconds)
-        far = MemoryChannel(there, key, binding, self.host, latency_seconds)
-        near._far, far._far = far, near
-        there._context.run(there._accept, far)
-        return near
+        if self._is_dead:
+            raise PeerLost("this machine is dead")
+        return await self.network.connect(self, endpoint)
 
     async def close(self) -> None:
         self._stop_listening()
@@ -339,4 +183,3 @@ class MemoryTransport:
     def _stop_listening(self) -> None:
         if self._endpoint is not None and self.network._listeners.get(self._endpoint) is self:
             del self.network._listeners[self._endpoint]
-        self._accept = None

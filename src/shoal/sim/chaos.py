@@ -199,12 +199,12 @@ class _Story:
 
     async def _break(self) -> bool:
         if victims := self._victims(2):
-            self.world.network.break_connections(victims[0].transport, victims[1].transport)
+            self.world.network.break_connection(victims[0].name, victims[1].name)
         return bool(victims)
 
     async def _damage(self) -> bool:
         if victims := self._victims(2):
-            self.world.network.damage(victims[0].transport, victims[1].transport)
+            self.world.network.corrupt(victims[0].name, victims[1].name)
         return bool(victims)
 
     async def _partition(self) -> bool:
@@ -213,7 +213,7 @@ class _Story:
             return False
         began_at, self._is_parted = _now(), True
         side = self.random.sample(settled, self.random.randint(1, len(settled) - 1))
-        self.world.network.partition([peer.name for peer in side])
+        self.world.network.partition([[peer.name for peer in side]])
         await asyncio.sleep(self.random.uniform(0.5, 10.0))
         self.world.network.heal()
         self._disturbed(began_at, *side, cut=True)

@@ -30,8 +30,8 @@ Values = tuple[NDArray[np.float32], NDArray[np.float64]]
 ROUNDING = 1e-5
 """Of the largest value: one rounding to float32 in each of a few rounds."""
 LATE_SECONDS = 2.0
-LINE_BYTES = 1 << 20
-"""What may be counted as sent before the line has taken it."""
+LINE_BYTES = 1
+"""Rounding."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Checkers:
                 limit = self.longest_round_seconds
                 if limit is not None and lasted > limit + LATE_SECONDS + self._stood_still(peer.id, one.began_at):
                     yield f"{peer.name}: {one.round_name} lasted {lasted:.1f} s, {limit:.1f} s are allowed"
-            yield from _on_the_line(peer, now)
+            yield from _on_the_line(peer)
 
     def _stood_still(self, peer_id: str, since: float) -> float:
         return sum(
@@ -250,8 +250,8 @@ def _is_mean(result: NDArray[np.floating], brought: Iterable[tuple[float, NDArra
     return bool(np.abs(result - mean).max(initial=0.0) <= ROUNDING * scale)
 
 
-def _on_the_line(peer: SimPeer, now: float) -> Iterator[str]:
-    sent, rate = peer.peer.host.sent.total_bytes, peer.transport.uplink.bytes_per_second
-    lived = (now if peer.ended_at is None else peer.ended_at) - peer.born_at
-    if sent > rate * lived + LINE_BYTES:
-        yield f"{peer.name}: sent {sent} bytes in {lived:.1f} s over a line of {rate:.0f} bytes a second"
+def _on_the_line(peer: SimPeer) -> Iterator[str]:
+    for line, name in ((peer.transport.uplink, "uplink"), (peer.transport.downlink, "downlink")):
+        possible = line.possible_bytes + line.waiting_bytes + LINE_BYTES
+        if line.carried_bytes > possible:
+            yield f"{peer.name}: its {name} carried {line.carried_bytes} bytes, {possible:.0f} were possible"

@@ -59,7 +59,7 @@ class Partition:
         await asyncio.sleep(BEFORE_SECONDS)
         halves = peers[::2], peers[1::2]
         parted_at = _now()
-        world.network.partition([peer.name for peer in halves[1]])
+        world.network.partition([[peer.name for peer in halves[1]]])
         await asyncio.sleep(self.parted_seconds)
         alone = [_averagings(half, parted_at) for half in halves]
         world.network.heal()

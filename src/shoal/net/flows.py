@@ -1,0 +1,369 @@
+"""Flows over shared access lines on an event loop: a fluid model of bulk transfers, with max-min fair rates.
+
+A pipe carries one thing after the other from one host's uplink to another's downlink. While something is under way the
+pipe is a flow on both lines. Rates change only where a flow begins or ends, or a line changes: then they are computed
+once for that instant, for the flows that share lines with it, over however many others (`planning/fair_rates.py`).
+
+Most events cost less than that. A pipe that ends and begins again within one instant, as the next part of a stream
+does, leaves all rates as they were. Small packets are no flows: a line books them, and bulk yields what they took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from contextvars import Context
+
+from shoal.core.errors import OptionError
+from shoal.core.loop import CLOCK_GRAIN
+from shoal.planning.fair_rates import fair_rates
+
+TICK_SECONDS = 0.125
+"""A flow tells of its progress each second tick, at the latest: 0.25 s."""
+YIELD_SECONDS = 0.25
+"""Within so much time bulk gives back what packets took of its line."""
+NEGLIGIBLE = 0.01
+"""The share of a line, and of a rate's change, that is not worth new rates."""
+LEAST_BULK = 1 / 16
+"""What bulk keeps of a line however many packets there are."""
+
+
+class Line:
+    """One direction of a host's access line, with the accounts that a checker of capacity needs.
+
+    At any moment `carried_bytes <= possible_bytes + waiting_bytes`.
+    """
+
+    __slots__ = (
+        "_free_at",
+        "_network",
+        "_possible_bytes",
+        "_rate",
+        "_settled_at",
+        "_waiting_bytes",
+        "bulk_rate",
+        "carried_bytes",
+        "has_yielded",
+        "index",
+        "mark",
+        "pipes",
+    )
+
+    def __init__(self, network: Flows, bytes_per_second: float) -> None:
+        self._network, self._rate = network, _checked(bytes_per_second)
+        self.pipes: dict[Pipe, None] = {}
+        self.bulk_rate = 0.0  # of its flows, in sum
+        self.has_yielded = False  # they have less than the line, for packets' sake
+        self.carried_bytes = 0
+        self.mark = self.index = 0  # of the search for what is connected
+        self._free_at = self._possible_bytes = self._waiting_bytes = 0.0
+        self._settled_at = network.now()
+
+    @property
+    def bytes_per_second(self) -> float:
+        """May be set while transfers run, and acts at once."""
+        return self._rate
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, rate: float) -> None:
+        before, now = self._rate, self._network.now()
+        self.settle(now)
+        self._rate = _checked(rate)
+        if self._free_at > now:
+            self._free_at = now + (self._free_at - now) * before / rate
+        if self.pipes:
+            self._network.change(self)
+
+    @property
+    def possible_bytes(self) -> float:
+        """What it could have carried up to now."""
+        self.settle(self._network.now())
+        return self._possible_bytes
+
+    @property
+    def waiting_bytes(self) -> float:
+        """Packets' bytes that are on their way though bulk had the line."""
+        self.settle(self._network.now())
+        return self._waiting_bytes
+
+    def settle(self, now: float) -> None:
+        """Bring the accounts up to date."""
+        if (elapsed := now - self._settled_at) > 0:
+            self._settled_at = now
+            self._possible_bytes += self._rate * elapsed
+            if self._waiting_bytes:
+                self._waiting_bytes = max(0.0, self._waiting_bytes - (self._rate - self.bulk_rate) * elapsed)
+
+    def book(self, now: float, count_bytes: int) -> float:
+        """Send a packet behind the packets before it; returns when its last byte is through."""
+        self.settle(now)
+        self._waiting_bytes += count_bytes
+        self.carried_bytes += count_bytes
+        self._free_at = max(now, self._free_at) + count_bytes / self._rate
+        return self._free_at
+
+    def should_yield(self) -> bool:
+        """Whether packets took more of this line than its flows gave back, or it is time to give them back theirs."""
+        return self.has_yielded or self._waiting_bytes > NEGLIGIBLE * YIELD_SECONDS * self._rate
+
+    def left_for_bulk(self, now: float) -> float:
+        """The rate for its flows from now on."""
+        self.settle(now)
+        self.has_yielded = self._waiting_bytes > NEGLIGIBLE * YIELD_SECONDS * self._rate
+        if not self.has_yielded:
+            return self._rate
+        return max(self._rate - self._waiting_bytes / YIELD_SECONDS, LEAST_BULK * self._rate)
+
+
+class Pipe:
+    """One direction of a connection. `on_progress(bytes)` hears of each piece but the last, `on_end(bytes)` of that."""
+
+    __slots__ = (
+        "_left_bytes",
+        "_on_end",
+        "_on_progress",
+        "_rate",
+        "_settled_at",
+        "_told_at",
+        "_untold_bytes",
+        "down",
+        "ends_at",
+        "is_joined",
+        "up",
+    )
+
+    def __init__(self, up: Line, down: Line, on_progress: Callable[[int], None], on_end: Callable[[int], None]) -> None:
+        self.up, self.down, self._on_progress, self._on_end = up, down, on_progress, on_end
+        self.is_joined = False  # whether its flow is on the lines
+        self.ends_at = math.inf
+        self._left_bytes = self._rate = self._settled_at = self._told_at = 0.0
+        self._untold_bytes = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way."""
+        return self._untold_bytes > 0
+
+    def begin(self, now: float, count_bytes: int) -> None:
+        """So many bytes are to pass, at the rate that this pipe has."""
+        self._left_bytes, self._untold_bytes = float(count_bytes), count_bytes
+        self._settled_at = self._told_at = now
+
+    def settle(self, now: float) -> None:
+        """What passed up to now is no longer left."""
+        self._left_bytes = max(0.0, self._left_bytes - self._rate * (now - self._settled_at))
+        self._settled_at = now
+
+    def set_rate(self, now: float, rate: float) -> None:
+        """From now on; `ends_at` follows."""
+        self.settle(now)
+        self._rate = rate
+        self.foresee()
+
+    def foresee(self) -> None:
+        """When it will end, if nothing changes."""
+        has_end = self._untold_bytes and self._rate
+        self.ends_at = self._settled_at + self._left_bytes / self._rate if has_end else math.inf
+
+    def has_other_rate(self, rate: float) -> bool:
+        """Whether this rate differs from its own by more than rounding."""
+        return abs(rate - self._rate) > 1e-9 * rate
+
+    def tell(self, now: float) -> None:
+        """Tell of what passed since it was told last."""
+        self.settle(now)
+        passed = self._untold_bytes - math.ceil(self._left_bytes)
+        if 0 < passed < self._untold_bytes:
+            self._told_at = now
+            self._untold_bytes -= passed
+            self._carry(passed)
+            self._on_progress(passed)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it would be silent for too long if it waited for the next tick."""
+        return now - self._told_at >= 0.99 * TICK_SECONDS
+
+    def end(self) -> None:
+        """The last byte is through."""
+        passed, self._untold_bytes = self._untold_bytes, 0
+        self.ends_at = math.inf
+        self._carry(passed)
+        self._on_end(passed)
+
+    def drop(self) -> None:
+        """What was under way comes no further."""
+        self._untold_bytes, self.ends_at = 0, math.inf
+
+    def _carry(self, count_bytes: int) -> None:
+        self.up.carried_bytes += count_bytes
+        self.down.carried_bytes += count_bytes
+
+
+class Flows:
+    """All pipes of a network. `context`: that of its timers, which belong to no host."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pipes: dict[Pipe, None] = {}  # those on the lines
+        self._ended: dict[Pipe, None] = {}  # of them, those that ended in this instant
+        self._changed: dict[Line, None] = {}
+        self._ends: list[tuple[float, int, Pipe]] = []
+        self._serials, self._mark = itertools.count(), 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._is_settling = self._is_ticking = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop on which it runs."""
+        self._loop = loop
+
+    def now(self) -> float:
+        """0 before it runs."""
+        return self._loop.time() if self._loop else 0.0
+
+    def send(self, pipe: Pipe, count_bytes: int) -> None:
+        """So many bytes begin to pass through this pipe, which is not busy."""
+        pipe.begin(self.now(), count_bytes)
+        if pipe.is_joined:
+            self._ended.pop(pipe, None)
+            pipe.foresee()
+            self._expect(pipe)
+            self._set_timer()
+        else:
+            self.join(pipe)
+
+    def join(self, pipe: Pipe) -> None:
+        """Put its flow on the lines; it goes on where it stood."""
+        pipe.is_joined = True
+        pipe.set_rate(self.now(), 0.0)  # until the instant is settled
+        self._pipes[pipe] = pipe.up.pipes[pipe] = pipe.down.pipes[pipe] = None
+        self.change(pipe.up)
+        self.change(pipe.down)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._at(self.now() + TICK_SECONDS, self._tick)
+
+    def leave(self, pipe: Pipe) -> None:
+        """Take its flow from the lines; nothing moves until it joins again."""
+        if pipe.is_joined:
+            pipe.is_joined = False
+            pipe.set_rate(self.now(), 0.0)
+            self._ended.pop(pipe, None)
+            del self._pipes[pipe], pipe.up.pipes[pipe], pipe.down.pipes[pipe]
+            self.change(pipe.up)
+            self.change(pipe.down)
+
+    def drop(self, pipe: Pipe) -> None:
+        """What is under way comes no further."""
+        pipe.drop()
+        self.leave(pipe)
+
+    def change(self, line: Line) -> None:
+        """This line needs new rates, once all of this instant has happened."""
+        self._changed[line] = None
+        self._settle_soon()
+
+    def _at(self, when: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        assert self._loop is not None, "a transport that started or dialled has a loop"
+        return self._loop.call_at(when, work, context=self.context)
+
+    def _settle_soon(self) -> None:
+        """Two grains of the clock later: when all that is ready in this instant has run."""
+        if not self._is_settling:
+            self._is_settling = True
+            now = self.now()
+            self._at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
+
+    def _settle(self) -> None:
+        for pipe in list(self._ended):
+            self.leave(pipe)
+        changed, self._changed = self._changed, {}
+        self._is_settling = False
+        self._mark += 1
+        now = self.now()
+        for line in changed:
+            if line.mark != self._mark:
+                self._share(now, *self._connected(line))
+        self._set_timer()
+
+    def _connected(self, first: Line) -> tuple[list[Line], list[Pipe]]:
+        """The lines and flows that share, directly or through others, something with this line."""
+        mark = first.mark = self._mark
+        first.index = 0
+        lines, pipes = [first], []
+        for line in lines:  # it grows
+            for pipe in line.pipes:
+                other = pipe.up
+                if other is line:
+                    pipes.append(pipe)  # each has one uplink, and is met there once
+                    other = pipe.down
+                if other.mark != mark:
+                    other.mark, other.index = mark, len(lines)
+                    lines.append(other)
+        return lines, pipes
+
+    def _share(self, now: float, lines: list[Line], pipes: list[Pipe]) -> None:
+        capacities = [line.left_for_bulk(now) for line in lines]
+        for line in lines:
+            line.bulk_rate = 0.0
+        if not pipes:
+            return
+        rates = fair_rates([pipe.up.index for pipe in pipes], [pipe.down.index for pipe in pipes], capacities)
+        for pipe, rate in zip(pipes, rates, strict=True):
+            pipe.up.bulk_rate += rate
+            pipe.down.bulk_rate += rate
+            if pipe.has_other_rate(rate):
+                pipe.set_rate(now, rate)
+                self._expect(pipe)
+
+    # -- what comes next
+
+    def _expect(self, pipe: Pipe) -> None:
+        heapq.heappush(self._ends, (pipe.ends_at, next(self._serials), pipe))
+        if len(self._ends) > 1000 + 4 * len(self._pipes):
+            self._ends = [entry for entry in self._ends if entry[2].ends_at == entry[0]]
+            heapq.heapify(self._ends)
+
+    def _set_timer(self) -> None:
+        ends = self._ends
+        while ends and ends[0][2].ends_at != ends[0][0]:
+            heapq.heappop(ends)
+        if ends and ends[0][0] < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = ends[0][0]
+            self._timer = self._at(self._timer_at, self._end_due)
+
+    def _end_due(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        due_at = self.now() + CLOCK_GRAIN
+        while self._ends and self._ends[0][0] <= due_at:
+            foreseen, _, pipe = heapq.heappop(self._ends)
+            if pipe.ends_at == foreseen:
+                self._ended[pipe] = None
+                pipe.end()
+        if self._ended:
+            self._settle_soon()
+        self._set_timer()
+
+    def _tick(self) -> None:
+        now = self.now()
+        for pipe in list(self._pipes):
+            if pipe.is_busy and pipe.is_due(now):
+                pipe.tell(now)
+            for line in (pipe.up, pipe.down):
+                if line.should_yield():
+                    self.change(line)
+        self._is_ticking = bool(self._pipes)
+        if self._is_ticking:
+            self._at(now + TICK_SECONDS, self._tick)
+
+
+def _checked(bytes_per_second: float) -> float:
+    if not 0 < bytes_per_second < math.inf:
+        raise OptionError("bytes_per_second", bytes_per_second, "above 0 and finite")
+    return bytes_per_second
