@@ -175,7 +175,7 @@ def test_it_dies_as_it_closes(seed: int, told: str) -> None:
             if not dying.is_set():
                 dying.set()
                 if told == "nobody":
-                    collector._transport.crash()
+                    collector.transport.crash()
 
         book._note = closes  # type: ignore[method-assign]
         calling = asyncio.create_task(trial.call())

@@ -110,6 +110,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._collecting = False
         self._own_thread = threading.get_ident()
         self._now, self._passes = 0.0, 0
+        self.events = 0
+        """Callbacks that were called."""
         self._timers: list[tuple[float, int, _Timer]] = []
         self._cancelled_timers = 0
         self._paused: dict[object, list[asyncio.Handle]] = {}
@@ -173,6 +175,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             timer._scheduled = False  # type: ignore[attr-defined]
             self._cancelled_timers -= timer._cancelled
             ready.append(timer)
+        self.events += len(ready)
         for _ in range(len(ready)):  # what they add is for the next turn
             handle = ready.popleft()
             if handle._cancelled:

@@ -40,6 +40,8 @@ class MemoryNetwork:
     bytes_per_second: float = 12.5e6
     payload_scale: float = 1.0
     pair_latency_seconds: Callable[[str, str], float] | None = None
+    frames: int = 0
+    """How many arrived."""
     flows: Flows = field(default_factory=Flows)
     transports: list[MemoryTransport] = field(default_factory=list)
     _listeners: dict[Endpoint, MemoryTransport] = field(default_factory=dict)

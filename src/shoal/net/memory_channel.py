@@ -216,6 +216,7 @@ class MemoryChannel:
             )
             self.abort()
             return
+        self._network.frames += 1
         self._frames.append(frame)
         self._wake()
 

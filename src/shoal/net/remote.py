@@ -48,10 +48,10 @@ class Remote:
                 self.life.heard(now)
                 if bulk:
                     self.bulk.heard(now)
-                received_gauge.add(received, now)
+                received_gauge.add(received, now, bulk=bulk)
             if sent:
                 self.last_sent = now
-                sent_gauge.add(sent, now)
+                sent_gauge.add(sent, now, bulk=bulk)
 
         self.life.heard(self._clock.now())
         channel.on_traffic = traffic

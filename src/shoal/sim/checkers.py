@@ -129,7 +129,7 @@ class Checkers:
             yield from _one_plan(by_group)
             for group in by_group.values():
                 yield from self._agreement(group)
-                for one in group:
+                for one in {one.versions: one for one in group}.values():  # who holds the same needs no second look
                     yield from _counted_once(one, group)
             yield from _conserved(rounds)
 
@@ -216,7 +216,7 @@ def _counted_once(one: RoundSeen, group: list[RoundSeen]) -> Iterator[str]:
             yield f"{one.round_name}: a part weighs {part.weight}, its contributors bring something else"
         elif part.weight > 0:
             brought = [(other.mass, other.before[part.vector][part.start : part.stop]) for other in inside]
-            if not _is_mean(result, brought):
+            if not _is_near(result, _mean(brought)):
                 yield f"{one.round_name}: a part at {one.peer[:6]} is not the mean of its contributors"
         elif not np.array_equal(result, one.before[part.vector][part.start : part.stop]):
             yield f"{one.round_name}: a part without weight has changed at {one.peer[:6]}"
@@ -229,25 +229,34 @@ def _conserved(rounds: list[RoundSeen]) -> Iterator[str]:
     if set(first) != set(roll.members):
         return
     total = sum(roll.weights)
+    weighted = list(zip(roll.members, roll.weights, strict=True))
+    means = [_mean([(weight, first[who].before[vector]) for who, weight in weighted]) for vector in (0, 1)]
     for one in rounds:
         if one.after is None or not one.parts or total == 0:
             continue
         if any(abs(part.weight - total) > 1e-9 * total for part in one.parts):
             continue
-        for vector in (0, 1):
-            brought = [
-                (weight, first[who].before[vector]) for who, weight in zip(roll.members, roll.weights, strict=True)
-            ]
-            if not _is_mean(one.after[vector], brought):
-                yield f"{one.round_name}: {one.peer[:6]} has the whole weight of the roll, and not its mean"
+        if not all(_is_near(values, mean) for values, mean in zip(one.after, means, strict=True)):
+            yield f"{one.round_name}: {one.peer[:6]} has the whole weight of the roll, and not its mean"
 
 
-def _is_mean(result: NDArray[np.floating], brought: Iterable[tuple[float, NDArray[np.floating]]]) -> bool:
-    brought = [(weight, values) for weight, values in brought if weight > 0]
-    total = sum(weight for weight, _ in brought)
-    mean = sum(weight / total * values.astype(np.float64) for weight, values in brought)
-    scale = max((float(np.abs(values).max(initial=0.0)) for _, values in brought), default=0.0)
-    return bool(np.abs(result - mean).max(initial=0.0) <= ROUNDING * scale)
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean in float64, and the largest value in it, by which rounding is judged."""
+
+    values: NDArray[np.float64]
+    scale: float
+
+
+def _mean(brought: Iterable[tuple[float, NDArray[np.floating]]]) -> Mean:
+    weighing = [(weight, values) for weight, values in brought if weight > 0]
+    total = sum(weight for weight, _ in weighing)
+    mean = sum((weight / total * values.astype(np.float64) for weight, values in weighing), np.zeros(()))
+    return Mean(mean, max((float(np.abs(values).max(initial=0.0)) for _, values in weighing), default=0.0))
+
+
+def _is_near(result: NDArray[np.floating], mean: Mean) -> bool:
+    return bool(np.abs(result - mean.values).max(initial=0.0) <= ROUNDING * mean.scale)
 
 
 def _on_the_line(peer: SimPeer) -> Iterator[str]:

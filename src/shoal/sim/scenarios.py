@@ -22,6 +22,7 @@ SCENARIOS: dict[str, str] = {
     "churn": "shoal.sim.churn:Churn",
     "partition": "shoal.sim.partition:Partition",
     "stragglers": "shoal.sim.stragglers:Stragglers",
+    "swarm": "shoal.sim.swarm:Swarm",
 }
 """Name: "module:class"."""
 
