@@ -29,7 +29,7 @@ def networks(draw: st.DrawFn) -> tuple[list[int], list[int], list[float]]:
 
 
 def check(ups: Sequence[int], downs: Sequence[int], capacities: Sequence[float], rates: Sequence[float]) -> None:
-    """No line above its capacity; each flow has a full line where nobody has more (Bertsekas and Gallager, 6.5.2)."""
+    """No line above its capacity; each flow has a full line on which nobody has more (Bertsekas, Gallager, 6.5.2)."""
     used, largest = [0.0] * len(capacities), [0.0] * len(capacities)
     for up, down, rate in zip(ups, downs, rates, strict=True):
         assert rate > 0

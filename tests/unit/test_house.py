@@ -22,7 +22,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FILE_LINES = 400
 FUNCTION_LINES = 70
 STRATEGY_LINES = 250
-PACKAGE_LINES = 10_000
+PACKAGE_LINES = 11_000
 
 Complaints = Iterator[tuple[int, str]]
 CATCH_ALL = {"Exception", "BaseException"}

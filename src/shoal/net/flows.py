@@ -16,13 +16,16 @@ import itertools
 import math
 from collections.abc import Callable
 from contextvars import Context
+from typing import TypeVarTuple
 
 from shoal.core.errors import OptionError
 from shoal.core.loop import CLOCK_GRAIN
 from shoal.planning.fair_rates import fair_rates
 
-TICK_SECONDS = 0.125
-"""A flow tells of its progress each second tick, at the latest: 0.25 s."""
+Ts = TypeVarTuple("Ts")
+
+TICK_SECONDS = 0.025
+"""All flows tell of their progress at once: a gauge of a host's rate sees its flows' sum, half a window at a time."""
 YIELD_SECONDS = 0.25
 """Within so much time bulk gives back what packets took of its line."""
 NEGLIGIBLE = 0.01
@@ -119,27 +122,36 @@ class Line:
 
 
 class Pipe:
-    """One direction of a connection. `on_progress(bytes)` hears of each piece but the last, `on_end(bytes)` of that."""
+    """One direction of a connection.
+
+    `on_sent(bytes)` hears of each piece that left and `on_arrived(bytes)` of it a latency later; of the last piece of
+    each thing hears `on_end(bytes)` alone, as it leaves.
+    """
 
     __slots__ = (
         "_left_bytes",
         "_on_end",
-        "_on_progress",
+        "_on_sent",
         "_rate",
         "_settled_at",
-        "_told_at",
         "_untold_bytes",
         "down",
         "ends_at",
         "is_joined",
+        "latency_seconds",
+        "on_arrived",
         "up",
     )
 
-    def __init__(self, up: Line, down: Line, on_progress: Callable[[int], None], on_end: Callable[[int], None]) -> None:
-        self.up, self.down, self._on_progress, self._on_end = up, down, on_progress, on_end
+    def __init__(
+        self, up: Line, down: Line, latency_seconds: float, on_sent: Callable[[int], None],
+        on_arrived: Callable[[int], None], on_end: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.up, self.down, self.latency_seconds = up, down, latency_seconds
+        self._on_sent, self.on_arrived, self._on_end = on_sent, on_arrived, on_end
         self.is_joined = False  # whether its flow is on the lines
         self.ends_at = math.inf
-        self._left_bytes = self._rate = self._settled_at = self._told_at = 0.0
+        self._left_bytes = self._rate = self._settled_at = 0.0
         self._untold_bytes = 0
 
     @property
@@ -150,7 +162,7 @@ class Pipe:
     def begin(self, now: float, count_bytes: int) -> None:
         """So many bytes are to pass, at the rate that this pipe has."""
         self._left_bytes, self._untold_bytes = float(count_bytes), count_bytes
-        self._settled_at = self._told_at = now
+        self._settled_at = now
 
     def settle(self, now: float) -> None:
         """What passed up to now is no longer left."""
@@ -172,19 +184,16 @@ class Pipe:
         """Whether this rate differs from its own by more than rounding."""
         return abs(rate - self._rate) > 1e-9 * rate
 
-    def tell(self, now: float) -> None:
-        """Tell of what passed since it was told last."""
+    def tell(self, now: float) -> int:
+        """Tell of what has left since it was told last, but for the last piece; returns how many bytes that is."""
         self.settle(now)
         passed = self._untold_bytes - math.ceil(self._left_bytes)
-        if 0 < passed < self._untold_bytes:
-            self._told_at = now
-            self._untold_bytes -= passed
-            self._carry(passed)
-            self._on_progress(passed)
-
-    def is_due(self, now: float) -> bool:
-        """Whether it would be silent for too long if it waited for the next tick."""
-        return now - self._told_at >= 0.99 * TICK_SECONDS
+        if not 0 < passed < self._untold_bytes:
+            return 0
+        self._untold_bytes -= passed
+        self._carry(passed)
+        self._on_sent(passed)
+        return passed
 
     def end(self) -> None:
         """The last byte is through."""
@@ -245,7 +254,7 @@ class Flows:
         self.change(pipe.down)
         if not self._is_ticking:
             self._is_ticking = True
-            self._at(self.now() + TICK_SECONDS, self._tick)
+            self._loop_at(self.now() + TICK_SECONDS, self._tick)
 
     def leave(self, pipe: Pipe) -> None:
         """Take its flow from the lines; nothing moves until it joins again."""
@@ -267,16 +276,16 @@ class Flows:
         self._changed[line] = None
         self._settle_soon()
 
-    def _at(self, when: float, work: Callable[[], None]) -> asyncio.TimerHandle:
-        assert self._loop is not None, "a transport that started or dialled has a loop"
-        return self._loop.call_at(when, work, context=self.context)
+    def _loop_at(self, when: float, work: Callable[[*Ts], None], *what: *Ts) -> asyncio.TimerHandle:
+        assert self._loop is not None, "a transport that listens has a loop"
+        return self._loop.call_at(when, work, *what, context=self.context)
 
     def _settle_soon(self) -> None:
         """Two grains of the clock later: when all that is ready in this instant has run."""
         if not self._is_settling:
             self._is_settling = True
             now = self.now()
-            self._at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
+            self._loop_at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
 
     def _settle(self) -> None:
         for pipe in list(self._ended):
@@ -336,7 +345,7 @@ class Flows:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = ends[0][0]
-            self._timer = self._at(self._timer_at, self._end_due)
+            self._timer = self._loop_at(self._timer_at, self._end_due)
 
     def _end_due(self) -> None:
         self._timer, self._timer_at = None, math.inf
@@ -352,15 +361,22 @@ class Flows:
 
     def _tick(self) -> None:
         now = self.now()
+        arriving: dict[float, list[tuple[Pipe, int]]] = {}
         for pipe in list(self._pipes):
-            if pipe.is_busy and pipe.is_due(now):
-                pipe.tell(now)
+            if passed := pipe.tell(now):
+                arriving.setdefault(pipe.latency_seconds, []).append((pipe, passed))
             for line in (pipe.up, pipe.down):
                 if line.should_yield():
                     self.change(line)
+        for latency_seconds, pieces in arriving.items():
+            self._loop_at(now + latency_seconds, self._arrive, pieces)
         self._is_ticking = bool(self._pipes)
         if self._is_ticking:
-            self._at(now + TICK_SECONDS, self._tick)
+            self._loop_at(now + TICK_SECONDS, self._tick)
+
+    def _arrive(self, pieces: list[tuple[Pipe, int]]) -> None:
+        for pipe, count_bytes in pieces:
+            pipe.on_arrived(count_bytes)
 
 
 def _checked(bytes_per_second: float) -> float:

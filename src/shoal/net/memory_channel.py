@@ -39,6 +39,7 @@ class MemoryChannel:
     """One end of a connection; `_far` is the other end. A frame leaves when the one before it has left."""
 
     _far: MemoryChannel
+    _pipe: Pipe
 
     def __init__(
         self, transport: MemoryTransport, there: MemoryTransport, server_key: bytes, binding: bytes, remote: str,
@@ -55,7 +56,6 @@ class MemoryChannel:
         self._is_cut = self._network.is_cut(*self.hosts)
         # what leaves
         self._flows, self._uplink, self._downlink = self._network.flows, transport.uplink, there.downlink
-        self._pipe = Pipe(self._uplink, self._downlink, self._progressed, self._left)
         self._leaving: Frame | None = None  # in the pipe
         self._behind: deque[Frame | None] = deque()  # waits for the pipe; None is the end
         self._left_at = 0.0
@@ -72,6 +72,9 @@ class MemoryChannel:
     def meet(self, far: MemoryChannel) -> None:
         """The other end."""
         self._far = far
+        self._pipe = Pipe(
+            self._uplink, self._downlink, self._latency_seconds, self._left_in_part, far._arrive_in_part, self._left
+        )
 
     async def secure(self) -> None:
         return
@@ -160,9 +163,8 @@ class MemoryChannel:
             self.on_traffic(size, 0)
         self._carry(self._far._arrive, size, frame)
 
-    def _progressed(self, count_bytes: int) -> None:
+    def _left_in_part(self, count_bytes: int) -> None:
         self.on_traffic(count_bytes, 0)
-        self._carry(self._far._arrive_in_part, count_bytes)
 
     def _left(self, count_bytes: int) -> None:
         """The last byte of what was in the pipe is on its way; the next may follow."""
