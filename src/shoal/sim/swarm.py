@@ -60,7 +60,7 @@ class Swarm:
         return Moshpit(group_size=self.group_size, every_seconds=self.every_seconds, timeout_seconds=seconds)
 
     def run(self, seed: int) -> dict[str, Any]:
-        """Figures of the averagings. `cpu_seconds`, `events_per_second` and `messages_per_second` are this machine's."""
+        """Figures of the averagings. `cpu_seconds`, and events and messages per second, are of this machine."""
         world = World(seed=seed, latency_seconds=self.latency_seconds, bytes_per_second=self.bytes_per_second)
         figures = world.run(self._live)
         return {"seed": seed, **figures, **self._of_rounds(world.checkers.seen), "trace_digest": world.digest()}
