@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check acceptance bench clean
+.PHONY: demo test check acceptance chaos bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ test: $(STAMP)            ## everything that runs on virtual time and counts, an
 
 acceptance: $(STAMP)      ## real time, real kills, many repeats; prints the figures
 	$(BIN)/pytest -q -s -m acceptance
+
+SEEDS ?= 1000
+chaos: $(STAMP)           ## small swarms in which anything fails: make chaos SEEDS=n
+	$(BIN)/shoal simulate chaos --seeds $(SEEDS) --jobs 2
 
 bench: $(STAMP)           ## speeds, as ratios measured interleaved in one run
 	$(BIN)/python benchmarks/averaging.py

@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "net")]
+sys.path[:0] = [str(TESTS), str(TESTS / "net"), str(TESTS / "sim")]
