@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shaped import needs_namespaces, shaped_hosts
+
 pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="making network namespaces needs root"),
-    pytest.mark.skipif(not (shutil.which("ip") and shutil.which("tc")), reason="needs ip and tc (iproute2)"),
+    *needs_namespaces,
 ]
 
-PEERS, RATE, FLOATS = 3, "1mbit", 500_000
+PEERS, SHAPE, FLOATS = 3, "rate 1mbit burst 16kb latency 300ms", 500_000
 
 PEER = """
 import os, sys, time, torch, shoal
@@ -48,38 +46,9 @@ swarm.leave()
 """
 
 
-def command(text: str) -> None:
-    subprocess.run(text.split(), check=True, timeout=20)
-
-
-@contextlib.contextmanager
-def shaped_hosts(tag: str) -> Iterator[list[str]]:
-    """Namespaces on one bridge; each line is shaped to RATE in both directions."""
-    bridge, hosts = f"{tag}-bridge", [f"{tag}-{number}" for number in range(1, PEERS + 1)]
-    try:
-        command(f"ip netns add {bridge}")
-        command(f"ip -n {bridge} link add br0 type bridge")
-        command(f"ip -n {bridge} link set br0 up")
-        for number, host in enumerate(hosts, start=1):
-            command(f"ip netns add {host}")
-            command(f"ip link add eth0 netns {host} type veth peer name port{number} netns {bridge}")
-            command(f"ip -n {host} addr add 10.77.0.{number}/24 dev eth0")
-            for space, device in ((host, "lo"), (host, "eth0"), (bridge, f"port{number}")):
-                command(f"ip -n {space} link set {device} up")
-            command(f"ip -n {bridge} link set port{number} master br0")
-            for space, device in ((host, "eth0"), (bridge, f"port{number}")):
-                command(
-                    f"ip netns exec {space} tc qdisc add dev {device} root tbf rate {RATE} burst 16kb latency 300ms"
-                )
-        yield hosts
-    finally:
-        for space in (*hosts, bridge):
-            subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL, timeout=20)
-
-
 def test_at_one_megabit_nobody_is_dead_or_late(tmp_path: Path) -> None:
     address = tmp_path / "address"
-    with shaped_hosts(f"shoal{os.getpid()}") as hosts:
+    with shaped_hosts(f"shoal{os.getpid()}", PEERS, SHAPE) as hosts:
         running = []
         for number, host in enumerate(hosts, start=1):
             environment = os.environ | {"SHOAL_STATE": str(tmp_path / host)}
