@@ -105,6 +105,22 @@ class Checkers:
                 self.seen.append(_seen(peer_id, round_, before))
         self._open[peer_id] = still
 
+    def story(self, peer: SimPeer, number: int) -> str:
+        """What a peer lived through in one averaging: its group rounds, and its events from the first to the last."""
+        self._harvest(peer.id)
+        rounds = [one for one in self.seen if one.peer == peer.id and one.group.roll.number == number]
+        if not rounds:
+            return f"{peer.name} was in no group round of number {number}"
+        lines = [(one.began_at, f"{one.round_name} begins with {', '.join(one.group.members)}") for one in rounds]
+        for one in rounds:
+            if one.ended_at is not None:
+                how = "fails" if one.versions is None else f"succeeds, attempts {[a for a, _ in one.versions]}"
+                lines.append((one.ended_at, f"{one.round_name} {how}"))
+        start, end = min(lines)[0], max(lines)[0]
+        events = [(peer.born_at + event.at_seconds, str(event)) for event in peer.peer.log.recent]
+        lines += [(at, text) for at, text in events if start <= at <= end]
+        return "\n".join(f"{at:10.3f} s  {text}" for at, text in sorted(lines))
+
     def check(self, now: float) -> None:
         """Raises AssertionError with everything that does not hold."""
         for peer_id in self._open:
