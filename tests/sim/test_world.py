@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +118,21 @@ def test_the_story_of_an_averaging_names_its_rounds() -> None:
     story = World(seed=1).run(scenario)
     assert "round 1 begins with" in story
     assert "round 2 succeeds, attempts [0" in story
+
+
+def test_the_how_to_runs_with_a_strategy_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both pieces of code in docs/how-to/simulate.md, the second one's strategy in the first one's world."""
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "simulate.md").read_text()
+    world_code, strategy_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(world_code, {})
+    assert re.match(r"\d+ 6 True\n", capsys.readouterr().out)
+    shown = world_code.replace("shoal.Moshpit(group_size=3, every_seconds=2.0)", "NowAndThen()")
+    shown = (
+        shown[: shown.index("    last = ")]
+        + "    print(len(peers[3].peer.rounds.last('train').versions))\n\nWorld(seed=1).run(scenario)\n"
+    )
+    exec("import shoal\n" + strategy_code + shown, {})
+    assert int(capsys.readouterr().out) > 0
 
 
 # ---------------------------------------------------------------- checkers

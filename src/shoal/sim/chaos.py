@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.overlay.member_record import TRAINING
+from shoal.protocols.taking_part import Strategy
 from shoal.sim.checkers import Disturbance
 from shoal.sim.replica import VirtualReplica
 from shoal.sim.world import Machine, SimPeer, World, digest_of
-from shoal.strategies import AnyStrategy
 from shoal.strategies.allreduce import AllReduce
 from shoal.strategies.moshpit import Moshpit
 
@@ -106,7 +106,7 @@ class _Story:
 
     # -- peers
 
-    async def _join(self, strategy: AnyStrategy | None = None) -> SimPeer:
+    async def _join(self, strategy: Strategy | None = None) -> SimPeer:
         random, self._serial = self.random, self._serial + 1
         machine = Machine(
             bytes_per_second=10 ** random.uniform(4.7, 7) if random.random() < 0.3 else None,

@@ -29,15 +29,16 @@ from shoal.core.loop import OWNER, VirtualLoop, run_virtual
 from shoal.net.host import Host
 from shoal.net.identity import KEY_BYTES, Identity
 from shoal.net.memory import MemoryNetwork
+from shoal.overlay.charter import Options
 from shoal.overlay.joining import enter
 from shoal.overlay.member_record import TRAINER
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.protocols.peer import Peer
-from shoal.protocols.taking_part import take_part
+from shoal.protocols.taking_part import Strategy, take_part
 from shoal.sim.checkers import Checkers
 from shoal.sim.replica import VirtualReplica
-from shoal.strategies import AnyStrategy, build_strategy
+from shoal.strategies import build_strategy
 from shoal.strategies.moshpit import Moshpit
 from shoal.strategies.options import options_of
 
@@ -126,7 +127,7 @@ class SimPeer:
         assert self.replica is not None
         self.replica.slow_down(factor)
 
-    def start(self, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None) -> None:
+    def start(self, peers: Sequence[str], remembered: Sequence[str], strategy: Strategy | None) -> None:
         """Begin its life in a task of its own."""
         identity, machine = Identity(self.key), self.machine
         self.transport = self._world.network.transport(
@@ -136,7 +137,7 @@ class SimPeer:
         self._task = asyncio.create_task(self._live(identity, peers, remembered, strategy), name=self.name)
 
     async def _live(
-        self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: AnyStrategy | None
+        self, identity: Identity, peers: Sequence[str], remembered: Sequence[str], strategy: Strategy | None
     ) -> None:
         OWNER.set(self.name)
         world, clock = self._world, Clock(lambda: virtual_wall() + self.machine.skew_seconds)
@@ -167,7 +168,7 @@ class SimPeer:
             self.error = error
             self._joined.set()
 
-    def _attach(self, members: Membership, wanted: dict[str, str | int | float | bool | None] | None) -> None:
+    def _attach(self, members: Membership, wanted: Options | None) -> None:
         assert self.replica is not None
         replica, host = self.replica, self.peer.host
         members.refresh = lambda: {
@@ -184,7 +185,7 @@ class SimPeer:
         ]
         default = options_of(Moshpit())
         host.spawn(replica.train(host.clock), "train")
-        host.spawn(take_part(self.peer, replica, schema, wanted, default, build_strategy, training), "take part")
+        host.spawn(take_part(self.peer, replica, schema, wanted, default, self._world.build, training), "take part")
 
 
 ORDINARY = Machine()
@@ -223,6 +224,7 @@ class World:
         self.hosts: list[tuple[str, Host]] = []
         self.peers: list[SimPeer] = []
         self.checkers = Checkers()
+        self._own: dict[str, Callable[..., Strategy]] = {}
 
     def run(self, scenario: Callable[[World], Awaitable[Result]], *, limit_seconds: float = 1e5) -> Result:
         """Run a scenario to its end, then end all peers. Raises what the scenario raised, or a fault inside a peer."""
@@ -249,13 +251,15 @@ class World:
         *,
         peers: Sequence[str] = (),
         remembered: Sequence[str] = (),
-        strategy: AnyStrategy | None = None,
+        strategy: Strategy | None = None,
         replica: VirtualReplica | None = None,
         key: bytes | None = None,
         port: int = 1,
         machine: Machine = ORDINARY,
     ) -> SimPeer:
         """Start a peer and wait until it is in the run. `key`: the 32 bytes of an identity that it kept."""
+        if strategy is not None:
+            self._own[type(strategy).__name__] = type(strategy)
         peer = SimPeer(self, name, key or self.random.randbytes(KEY_BYTES), port, machine)
         peer.replica = replica
         self.peers.append(peer)
@@ -263,7 +267,7 @@ class World:
         return await peer.joined()
 
     async def swarm(
-        self, count: int, strategy: AnyStrategy, replica: Callable[[int], VirtualReplica],
+        self, count: int, strategy: Strategy, replica: Callable[[int], VirtualReplica],
         machine: Callable[[int], Machine] = lambda number: ORDINARY,
     ) -> list[SimPeer]:  # fmt: skip
         """So many peers that train together: the first founds the run, the others come through it, 50 at a time."""
@@ -280,6 +284,13 @@ class World:
         for peer in peers:
             await peer.attached.wait()
         return peers
+
+    def build(self, options: Options) -> Strategy:
+        """The strategy that a charter names: one that was given to `start`, or one of shoal's."""
+        kind = self._own.get(str(options.get("name")))
+        if kind is None:
+            return build_strategy(options)
+        return kind(**{field: value for field, value in options.items() if field != "name"})
 
     def alive(self) -> list[SimPeer]:
         """The peers that have neither crashed nor left."""
