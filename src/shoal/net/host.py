@@ -310,7 +310,7 @@ class Host:
     def post(self, remote: Remote, header: bytes) -> None:
         """Send a frame that wants no answer on a link: now where it can take it, else behind what is on the way."""
         if not (self._closing or remote.links[-1].post(header) or remote.telling >= MAX_TELLING):
-            self.spawn(quietly(remote.post_later(header)), "post")
+            self.spawn(remote.post_later(header), "post")
 
     # -- streams
 

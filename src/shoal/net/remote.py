@@ -6,7 +6,7 @@ import asyncio
 
 from shoal.core.address import Endpoint
 from shoal.core.clock import Clock
-from shoal.core.errors import PeerLost, ProtocolError, RefusedError
+from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError
 from shoal.core.gauges import Allowance, RateGauge, Silence
 from shoal.net.channel import Channel
 from shoal.net.envelope import MAX_CODE, MAX_REASON, Answer, Fail
@@ -86,10 +86,12 @@ class Remote:
             future.set_exception(RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE]))
 
     async def post_later(self, header: bytes) -> None:
-        """Send what wants no answer, once its link can take it."""
+        """Send what wants no answer, once its link can take it. Where that breaks, its reader learns of it."""
         self.telling += 1
         try:
             await self.links[-1].send(header)
+        except RemoteError:
+            pass  # nobody waits for it
         finally:
             self.telling -= 1
 
