@@ -557,3 +557,22 @@ def test_the_next_part_of_a_stream_changes_no_rates(shared) -> None:
 
     run_virtual(main())
     assert shared == {2: 1, 1: 1}
+
+
+def test_in_a_crowd_rates_follow_a_little_later(monkeypatch, shared) -> None:
+    """Ends and beginnings of a hundredth of a second are taken together; no line carries more than it can."""
+    monkeypatch.setattr(flows_module, "CROWD_FLOWS", 10)
+
+    async def main() -> None:
+        lan = await Lan("abcdefgh").start()
+        pairs = [one + other for one in "abcd" for other in "efgh"]
+        channels = [(await lan.connect(*pair))[0] for pair in pairs]
+        sizes = [400_000 + 100 * number for number in range(16)]
+        times = await asyncio.gather(*(leaves(channel, size) for channel, size in zip(channels, sizes, strict=True)))
+        assert times == pytest.approx([size * 4 / MB for size in sizes], abs=0.03)
+        for host in lan.hosts.values():
+            for line in (host.uplink, host.downlink):
+                assert line.carried_bytes <= line.possible_bytes + line.waiting_bytes + 1
+
+    run_virtual(main())
+    assert shared.total() <= 8

@@ -18,107 +18,18 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TypeVarTuple
 
-from shoal.core.errors import OptionError
 from shoal.core.loop import CLOCK_GRAIN
+from shoal.net.lines import Line
 from shoal.planning.fair_rates import fair_rates
 
 Ts = TypeVarTuple("Ts")
 
-TICK_SECONDS = 0.025
-"""All flows tell of their progress at once: a gauge of a host's rate sees its flows' sum, half a window at a time."""
-YIELD_SECONDS = 0.25
-"""Within so much time bulk gives back what packets took of its line."""
-NEGLIGIBLE = 0.01
-"""The share of a line, and of a rate's change, that is not worth new rates."""
-LEAST_BULK = 1 / 16
-"""What bulk keeps of a line however many packets there are."""
-
-
-class Line:
-    """One direction of a host's access line, with the accounts that a checker of capacity needs.
-
-    At any moment `carried_bytes <= possible_bytes + waiting_bytes`.
-    """
-
-    __slots__ = (
-        "_free_at",
-        "_network",
-        "_possible_bytes",
-        "_rate",
-        "_settled_at",
-        "_waiting_bytes",
-        "bulk_rate",
-        "carried_bytes",
-        "has_yielded",
-        "index",
-        "mark",
-        "pipes",
-    )
-
-    def __init__(self, network: Flows, bytes_per_second: float) -> None:
-        self._network, self._rate = network, _checked(bytes_per_second)
-        self.pipes: dict[Pipe, None] = {}
-        self.bulk_rate = 0.0  # of its flows, in sum
-        self.has_yielded = False  # they have less than the line, for packets' sake
-        self.carried_bytes = 0
-        self.mark = self.index = 0  # of the search for what is connected
-        self._free_at = self._possible_bytes = self._waiting_bytes = 0.0
-        self._settled_at = network.now()
-
-    @property
-    def bytes_per_second(self) -> float:
-        """May be set while transfers run, and acts at once."""
-        return self._rate
-
-    @bytes_per_second.setter
-    def bytes_per_second(self, rate: float) -> None:
-        before, now = self._rate, self._network.now()
-        self.settle(now)
-        self._rate = _checked(rate)
-        if self._free_at > now:
-            self._free_at = now + (self._free_at - now) * before / rate
-        if self.pipes:
-            self._network.change(self)
-
-    @property
-    def possible_bytes(self) -> float:
-        """What it could have carried up to now."""
-        self.settle(self._network.now())
-        return self._possible_bytes
-
-    @property
-    def waiting_bytes(self) -> float:
-        """Packets' bytes that are on their way though bulk had the line."""
-        self.settle(self._network.now())
-        return self._waiting_bytes
-
-    def settle(self, now: float) -> None:
-        """Bring the accounts up to date."""
-        if (elapsed := now - self._settled_at) > 0:
-            self._settled_at = now
-            self._possible_bytes += self._rate * elapsed
-            if self._waiting_bytes:
-                self._waiting_bytes = max(0.0, self._waiting_bytes - (self._rate - self.bulk_rate) * elapsed)
-
-    def book(self, now: float, count_bytes: int) -> float:
-        """Send a packet behind the packets before it; returns when its last byte is through."""
-        self.settle(now)
-        self._waiting_bytes += count_bytes
-        self.carried_bytes += count_bytes
-        self._free_at = max(now, self._free_at) + count_bytes / self._rate
-        return self._free_at
-
-    def should_yield(self) -> bool:
-        """Whether packets took more of this line than its flows gave back, or it is time to give them back theirs."""
-        return self.has_yielded or self._waiting_bytes > NEGLIGIBLE * YIELD_SECONDS * self._rate
-
-    def left_for_bulk(self, now: float) -> float:
-        """The rate for its flows from now on."""
-        self.settle(now)
-        self.has_yielded = self._waiting_bytes > NEGLIGIBLE * YIELD_SECONDS * self._rate
-        if not self.has_yielded:
-            return self._rate
-        return max(self._rate - self._waiting_bytes / YIELD_SECONDS, LEAST_BULK * self._rate)
+TICK_SECONDS, LATENCY_STEP_SECONDS = 0.025, 0.005
+"""All flows tell of their progress at once: a gauge of a host's rate sees its flows' sum, half a window at a time.
+That they do is seen at the other end after the latency, in whole steps: so many arrive at once."""
+CROWD_FLOWS, CROWD_SECONDS = 1000, 0.01
+"""Where more flows are connected, rates follow their beginnings and ends within this time, as TCP's do within a few
+round trips; elsewhere within the instant. To compute them takes time in proportion to the flows."""
 
 
 class Pipe:
@@ -138,7 +49,7 @@ class Pipe:
         "down",
         "ends_at",
         "is_joined",
-        "latency_seconds",
+        "latency_steps",
         "on_arrived",
         "up",
     )
@@ -147,7 +58,7 @@ class Pipe:
         self, up: Line, down: Line, latency_seconds: float, on_sent: Callable[[int], None],
         on_arrived: Callable[[int], None], on_end: Callable[[int], None],
     ) -> None:  # fmt: skip
-        self.up, self.down, self.latency_seconds = up, down, latency_seconds
+        self.up, self.down, self.latency_steps = up, down, int(latency_seconds / LATENCY_STEP_SECONDS)
         self._on_sent, self.on_arrived, self._on_end = on_sent, on_arrived, on_end
         self.is_joined = False  # whether its flow is on the lines
         self.ends_at = math.inf
@@ -166,8 +77,8 @@ class Pipe:
 
     def settle(self, now: float) -> None:
         """What passed up to now is no longer left."""
-        self._left_bytes = max(0.0, self._left_bytes - self._rate * (now - self._settled_at))
-        self._settled_at = now
+        left = self._left_bytes - self._rate * (now - self._settled_at)
+        self._left_bytes, self._settled_at = (left if left > 0.0 else 0.0), now
 
     def set_rate(self, now: float, rate: float) -> None:
         """From now on; `ends_at` follows."""
@@ -220,11 +131,13 @@ class Flows:
         self._pipes: dict[Pipe, None] = {}  # those on the lines
         self._ended: dict[Pipe, None] = {}  # of them, those that ended in this instant
         self._changed: dict[Line, None] = {}
+        self._ended_in_crowds: dict[Pipe, None] = {}
+        self._changed_in_crowds: dict[Line, None] = {}
         self._ends: list[tuple[float, int, Pipe]] = []
         self._serials, self._mark = itertools.count(), 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._is_settling = self._is_ticking = False
+        self._is_settling = self._is_settling_crowds = self._is_ticking = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop on which it runs."""
@@ -238,7 +151,7 @@ class Flows:
         """So many bytes begin to pass through this pipe, which is not busy."""
         pipe.begin(self.now(), count_bytes)
         if pipe.is_joined:
-            self._ended.pop(pipe, None)
+            self._forget_end(pipe)
             pipe.foresee()
             self._expect(pipe)
             self._set_timer()
@@ -250,8 +163,7 @@ class Flows:
         pipe.is_joined = True
         pipe.set_rate(self.now(), 0.0)  # until the instant is settled
         self._pipes[pipe] = pipe.up.pipes[pipe] = pipe.down.pipes[pipe] = None
-        self.change(pipe.up)
-        self.change(pipe.down)
+        self.change(pipe.up, pipe.down)
         if not self._is_ticking:
             self._is_ticking = True
             self._loop_at(self.now() + TICK_SECONDS, self._tick)
@@ -261,20 +173,27 @@ class Flows:
         if pipe.is_joined:
             pipe.is_joined = False
             pipe.set_rate(self.now(), 0.0)
-            self._ended.pop(pipe, None)
+            self._forget_end(pipe)
             del self._pipes[pipe], pipe.up.pipes[pipe], pipe.down.pipes[pipe]
-            self.change(pipe.up)
-            self.change(pipe.down)
+            self.change(pipe.up, pipe.down)
 
     def drop(self, pipe: Pipe) -> None:
         """What is under way comes no further."""
         pipe.drop()
         self.leave(pipe)
 
-    def change(self, line: Line) -> None:
-        """This line needs new rates, once all of this instant has happened."""
-        self._changed[line] = None
-        self._settle_soon()
+    def change(self, *lines: Line, at_once: bool = False) -> None:
+        """These lines need new rates, once all of this instant has happened; a crowd's may wait a little longer."""
+        if not at_once and any(line.is_crowded for line in lines):
+            self._changed_in_crowds.update(dict.fromkeys(lines))
+            self._settle_crowds_later()
+        else:
+            self._changed.update(dict.fromkeys(lines))
+            self._settle_soon()
+
+    def _forget_end(self, pipe: Pipe) -> None:
+        self._ended.pop(pipe, None)
+        self._ended_in_crowds.pop(pipe, None)
 
     def _loop_at(self, when: float, work: Callable[[*Ts], None], *what: *Ts) -> asyncio.TimerHandle:
         assert self._loop is not None, "a transport that listens has a loop"
@@ -286,6 +205,18 @@ class Flows:
             self._is_settling = True
             now = self.now()
             self._loop_at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
+
+    def _settle_crowds_later(self) -> None:
+        if not self._is_settling_crowds:
+            self._is_settling_crowds = True
+            self._loop_at(self.now() + CROWD_SECONDS, self._settle_crowds)
+
+    def _settle_crowds(self) -> None:
+        for pipe in list(self._ended_in_crowds):
+            self.leave(pipe)
+        changed, self._changed_in_crowds = self._changed_in_crowds, {}
+        self._is_settling_crowds = False
+        self.change(*changed, at_once=True)
 
     def _settle(self) -> None:
         for pipe in list(self._ended):
@@ -319,6 +250,7 @@ class Flows:
         capacities = [line.left_for_bulk(now) for line in lines]
         for line in lines:
             line.bulk_rate = 0.0
+            line.is_crowded = len(pipes) > CROWD_FLOWS
         if not pipes:
             return
         rates = fair_rates([pipe.up.index for pipe in pipes], [pipe.down.index for pipe in pipes], capacities)
@@ -327,7 +259,8 @@ class Flows:
             pipe.down.bulk_rate += rate
             if pipe.has_other_rate(rate):
                 pipe.set_rate(now, rate)
-                self._expect(pipe)
+                if pipe.is_busy:
+                    self._expect(pipe)
 
     # -- what comes next
 
@@ -353,23 +286,25 @@ class Flows:
         while self._ends and self._ends[0][0] <= due_at:
             foreseen, _, pipe = heapq.heappop(self._ends)
             if pipe.ends_at == foreseen:
-                self._ended[pipe] = None
+                (self._ended_in_crowds if pipe.up.is_crowded else self._ended)[pipe] = None
                 pipe.end()
         if self._ended:
             self._settle_soon()
+        if self._ended_in_crowds:
+            self._settle_crowds_later()
         self._set_timer()
 
     def _tick(self) -> None:
         now = self.now()
-        arriving: dict[float, list[tuple[Pipe, int]]] = {}
+        arriving: dict[int, list[tuple[Pipe, int]]] = {}
         for pipe in list(self._pipes):
             if passed := pipe.tell(now):
-                arriving.setdefault(pipe.latency_seconds, []).append((pipe, passed))
+                arriving.setdefault(pipe.latency_steps, []).append((pipe, passed))
             for line in (pipe.up, pipe.down):
                 if line.should_yield():
                     self.change(line)
-        for latency_seconds, pieces in arriving.items():
-            self._loop_at(now + latency_seconds, self._arrive, pieces)
+        for steps, pieces in arriving.items():
+            self._loop_at(now + steps * LATENCY_STEP_SECONDS, self._arrive, pieces)
         self._is_ticking = bool(self._pipes)
         if self._is_ticking:
             self._loop_at(now + TICK_SECONDS, self._tick)
@@ -377,9 +312,3 @@ class Flows:
     def _arrive(self, pieces: list[tuple[Pipe, int]]) -> None:
         for pipe, count_bytes in pieces:
             pipe.on_arrived(count_bytes)
-
-
-def _checked(bytes_per_second: float) -> float:
-    if not 0 < bytes_per_second < math.inf:
-        raise OptionError("bytes_per_second", bytes_per_second, "above 0 and finite")
-    return bytes_per_second

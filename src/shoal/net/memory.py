@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from shoal.core.address import Endpoint
 from shoal.core.errors import OptionError, PeerLost
 from shoal.net.channel import Channel
-from shoal.net.flows import Flows, Line
+from shoal.net.flows import Flows
 from shoal.net.identity import Identity
+from shoal.net.lines import Line
 from shoal.net.memory_channel import MemoryChannel
 
 MAX_WAITING = 2048
