@@ -67,8 +67,22 @@ async def donors(world: World, honest: int) -> list[SimPeer]:
     return [founder, *rest]
 
 
-def download_of(newcomer: SimPeer) -> Download:
-    return Download(newcomer.peer.host, newcomer.peer.members, newcomer.peer.compute, [((SIZE,), "float32")])
+def download_of(newcomer: SimPeer, after_step: int = -1) -> Download:
+    peer = newcomer.peer
+    return Download(peer.host, peer.members, peer.compute, [((SIZE,), "float32")], after_step)
+
+
+def test_an_image_is_shared_by_newcomers_that_come_together_unless_it_is_too_old_for_one() -> None:
+    async def scenario(world: World) -> None:
+        (donor,) = await donors(world, honest=0)
+        newcomer = await world.start("newcomer", peers=[donor.address])
+        first = await download_of(newcomer).run()
+        await asyncio.sleep(0.3)
+        assert (await download_of(newcomer).run()).progress == first.progress
+        assert (await download_of(newcomer, after_step=first.progress - 1).run()).progress == first.progress
+        assert (await download_of(newcomer, after_step=first.progress).run()).progress >= first.progress + 9
+
+    World(seed=7).run(scenario)
 
 
 @pytest.mark.parametrize("how", REASON)

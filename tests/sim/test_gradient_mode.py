@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from crowd import now
 from learners import events, given_by_name, learner, replay, start, steps_of
 
 from shoal.protocols.mean_gradients import KEPT_STEPS
+from shoal.protocols.replica import State
+from shoal.protocols.taking_part import REPAIR_SECONDS
 from shoal.sim import Machine, SimPeer, World
 from shoal.strategies import AllReduce, Moshpit
 
@@ -226,6 +229,58 @@ def test_of_three_the_one_that_parted_is_named_and_repaired_within_two_averaging
         assert all(len(step.given) == 3 for step in steps_of(peers[0])[-3:])
 
     World(seed=9).run(scenario)
+
+
+def repair_takes(donors: list[SimPeer], seconds: float) -> None:
+    """Their training threads come to no safe point for so long."""
+
+    def late(take: Callable[[], Awaitable[State]]) -> Callable[[], Awaitable[State]]:
+        async def taken() -> State:
+            await asyncio.sleep(seconds)
+            return await take()
+
+        return taken
+
+    for donor in donors:
+        assert donor.peer.donor.take_state
+        donor.peer.donor.take_state = late(donor.peer.donor.take_state)
+
+
+def test_the_others_wait_with_their_next_step_for_a_repair() -> None:
+    """It takes 0.3 s, and a step 0.06 s."""
+
+    async def scenario(world: World) -> None:
+        peers = await start(world, [0.005] * 3, gathering())
+        await reach(peers, 10)
+        repair_takes([peers[0], peers[2]], 0.3)
+        at = peers[0].replica.progress
+        flip_exponent_bit(peers[1])
+        await reach(peers, at + 20)
+        assert len(events(peers[1], "diverged")) == 1
+        absent = [step.step for step in steps_of(peers[0]) if step.step > at and peers[1].id not in step.given]
+        assert len(absent) <= 2
+        assert len(events(peers[1], "downloaded")) == 2
+        assert not events(peers[1], "behind")
+
+    World(seed=16, latency_seconds=0.002).run(scenario)
+
+
+def test_they_do_not_wait_for_a_long_one() -> None:
+    """Two gather 64 samples in 4 batches of 0.1 s."""
+
+    async def scenario(world: World) -> None:
+        peers = await start(world, [0.1] * 3, gathering())
+        await reach(peers, 10)
+        repair_takes([peers[0], peers[2]], 20.0)
+        flip_exponent_bit(peers[1])
+        await reach(peers[:1], peers[0].replica.progress + 1)
+        assert events(peers[1], "diverged")
+        at, began_at = peers[0].replica.progress, now()
+        await reach(peers[:1], at + 10)
+        assert len(events(peers[1], "downloaded")) == 1
+        assert now() - began_at < 10 * 0.5 + REPAIR_SECONDS + 1.0  # a roll's deadline
+
+    World(seed=17).run(scenario)
 
 
 def test_of_two_that_parted_both_take_the_average() -> None:

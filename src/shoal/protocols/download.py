@@ -3,7 +3,7 @@
 A donor serves an immutable image of its state, cut into hashed chunks:
 
     newcomer                                  donor
-      Hold()                       ->           takes an image (of its last averaging, if that is fresh), keeps it
+      Hold(after_step)             ->           takes an image (of its last averaging, if that is fresh), keeps it
                                    <-         Manifest(image, chunk hashes, layout)
       stream Fetch(image): Want(chunk) ->
                                    <-         Chunk(number), bytes
@@ -71,7 +71,9 @@ class Layout(Message, frozen=True):
 
 
 class Hold(Message, frozen=True):
-    """Take an image and keep it for me."""
+    """Take an image and keep it for me. One that was taken before will do if its progress is over `after_step`."""
+
+    after_step: int
 
 
 class Manifest(Message, frozen=True):
@@ -179,7 +181,9 @@ class Donor:
         async with self._taking:  # newcomers that come together share one image
             now = self._host.clock.now()
             if self._newest is not None and now - self._newest[0] < SHARE_SECONDS:
-                return self._newest[1].manifest
+                manifest = self._newest[1].manifest
+                if manifest.layout.progress > hold.after_step:
+                    return manifest
             state = await self.take_state()
             image_id = self._host.random.randbytes(16).hex()
             size = sum(vector.nbytes for vector in state.vectors) + sum(t.nbytes for t in state.extras.values())
@@ -227,9 +231,13 @@ class Progress:
 
 
 class Download:
-    """One newcomer's download. Chunks that were checked stay, whatever happens to their donor."""
+    """One newcomer's download. Chunks that were checked stay, whatever happens to their donor.
 
-    def __init__(self, host: Host, members: Membership, compute: Compute, shapes: Shapes) -> None:
+    `after_step`: a state of that step is too old, and an image that was taken of it for others; -1 for none.
+    """
+
+    def __init__(self, host: Host, members: Membership, compute: Compute, shapes: Shapes, after_step: int = -1) -> None:
+        self._hold = Hold(after_step)
         self._host, self._members, self._compute = host, members, compute
         self._vector_sizes = vector_sizes(shapes)
         self._checked: dict[bytes, memoryview] = {}
@@ -262,7 +270,7 @@ class Download:
         self._host.random.shuffle(donors)  # not everybody asks the same one
         donors = donors[:MAX_DONORS]
         answers = await asyncio.gather(
-            *(self._host.call(peer_id, Hold(), Manifest, timeout_seconds=HOLD_SECONDS) for peer_id in donors),
+            *(self._host.call(peer_id, self._hold, Manifest, timeout_seconds=HOLD_SECONDS) for peer_id in donors),
             return_exceptions=True,
         )
         manifests = {}

@@ -16,6 +16,7 @@ it had gathered meanwhile is dropped; one whose state has parted from the others
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 
 from shoal.core.errors import NobodyThere, OutOfStep, RemoteError, RoundError, TensorError
@@ -214,7 +215,7 @@ class _Steps:
         except OutOfStep as error:
             if error.diverged:
                 raise OutOfStep(_diverged(error.reason, gathered.rows), diverged=True) from None
-            await self._peer.clock.sleep(PAUSE_SECONDS)  # news of their step are on the way
+            await self._hear_of_more_than(gathered.step)
             if (level := _level(self._peer)) < gathered.step - 1:  # as after a split: it would train apart until then
                 raise OutOfStep(f"at step {gathered.step}, where most of the others are at {level}") from None
             return await _catch_up(self._peer, self._replica)
@@ -232,6 +233,14 @@ class _Steps:
         if self._unequal or self._peer.rolls.invited_to(TRAIN) or (gathered.step + 1) % EVERYTHING_EVERY_STEPS == 0:
             await self._equalize()
         return None
+
+    async def _hear_of_more_than(self, step: int) -> None:
+        """Until the news that most of the others took this step are here: they are on the way, like the refusal was."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_SECONDS):
+                while _level(self._peer) <= step:
+                    self._peer.stir.clear()
+                    await self._peer.stir.wait()
 
     async def _average(self, gathered: GradientSum) -> tuple[Vectors, Outcome | None]:
         """The mean gradient of the swarm; of a peer that is alone, its own."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from shoal.core.errors import DownloadError, OutOfStep
 from shoal.overlay.charter import Options, Schema
 from shoal.overlay.member_record import CATCHING_UP, JOINED, TRAINING
-from shoal.protocols.download import Download
+from shoal.protocols.download import Download, Progress
 from shoal.protocols.peer import Peer
 from shoal.protocols.replica import Replica, State
 from shoal.protocols.roll_record import TRAIN
@@ -23,6 +23,8 @@ POLL_SECONDS = 0.2
 GIVE_UP_SECONDS = 20.0
 """How long a newcomer looks for a donor in a run whose charter says that there was a founder."""
 FRESH_AVERAGE_SECONDS = 30.0
+REPAIR_SECONDS = 1.0
+"""For so long the others wait with their next step for a peer that took part and has to download the run's state."""
 
 
 class Strategy(Protocol):
@@ -54,13 +56,13 @@ async def take_part(
     yielded = asyncio.Event()
     members.on_yield = yielded.set
     peer.donor.take_state = lambda: donor_state(peer, replica)
-    trained = False
+    trained, too_old = False, -1
     try:
         while True:
             yielded.clear()
             if not await _settle(peer, schema, strategy, default):
                 try:
-                    await _catch_up(peer, replica)
+                    await _catch_up(peer, replica, too_old)
                 except DownloadError as error:
                     if not trained:
                         raise
@@ -80,6 +82,9 @@ async def take_part(
                     return
             except OutOfStep as error:
                 peer.log.add("diverged" if error.diverged else "behind", f"downloads the run's state: {error.reason}")
+                too_old = replica.progress - 1 if error.diverged else replica.progress
+                was_in = members.me.state == TRAINING  # and not on its way back in already
+                members.update(state=CATCHING_UP, behind_seconds=REPAIR_SECONDS if was_in else 0.0)
     finally:
         if members.me.state != JOINED:
             members.update(state=JOINED)  # nobody waits for a peer whose strategy has ended
@@ -111,28 +116,43 @@ async def _settle(peer: Peer, schema: Schema, strategy: Options | None, default:
         await peer.clock.sleep(POLL_SECONDS)
 
 
-async def _catch_up(peer: Peer, replica: Replica) -> None:
-    """Download the run's state and install it, whole."""
+async def _catch_up(peer: Peer, replica: Replica, too_old: int) -> None:
+    """Download a state of the run that is newer than step `too_old`, and install it, whole."""
     peer.members.update(state=CATCHING_UP)
-    download = Download(peer.host, peer.members, peer.compute, replica.shapes)
+    withdrawing = asyncio.create_task(_ask_no_longer_to_wait(peer), name=f"{peer.id[:6]} withdraw")
+    try:
+        state, done = await _download(peer, replica, too_old)
+        await replica.install(state)
+    finally:
+        withdrawing.cancel()
+        await asyncio.gather(withdrawing, return_exceptions=True)
+    peer.log.add(
+        "downloaded",
+        f"{done.total_bytes} bytes of state at step {state.progress} (donors: {len(set(done.donors))}) "
+        f"({done.fetched_bytes} bytes fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept)",
+    )
+
+
+async def _ask_no_longer_to_wait(peer: Peer) -> None:
+    """Nobody waits for the download of a large state, or over a slow line."""
+    await peer.clock.sleep(REPAIR_SECONDS)
+    if peer.members.me.behind_seconds:
+        peer.members.update(behind_seconds=0.0)
+        peer.members.tell_figures()
+
+
+async def _download(peer: Peer, replica: Replica, too_old: int) -> tuple[State, Progress]:
+    download = Download(peer.host, peer.members, peer.compute, replica.shapes, after_step=too_old)
     progressed_at, fetched_bytes = peer.clock.now(), 0
     while True:
         try:
-            state = await download.run()
-            break
+            return await download.run(), download.progress
         except DownloadError:
             if download.progress.fetched_bytes > fetched_bytes:
                 progressed_at, fetched_bytes = peer.clock.now(), download.progress.fetched_bytes
             if peer.clock.now() > progressed_at + GIVE_UP_SECONDS:
                 raise
             await peer.clock.sleep(POLL_SECONDS)
-    await replica.install(state)
-    done = download.progress
-    peer.log.add(
-        "downloaded",
-        f"{done.total_bytes} bytes of state at step {state.progress} (donors: {len(set(done.donors))}) "
-        f"({done.fetched_bytes} bytes fetched, {len(done.lost_donors)} donors lost, {done.kept_bytes} bytes kept)",
-    )
 
 
 async def donor_state(peer: Peer, replica: Replica) -> State:
