@@ -52,11 +52,12 @@ class RateGauge:
         self._rates: deque[float] = deque(maxlen=WINDOWS_KEPT)
         self.total_bytes = 0
 
-    def add(self, count_bytes: int, now: float, *, bulk: bool = True) -> None:
-        """`count_bytes` passed at `now`. Only bulk says how fast the link is: a burst of calls never fills it."""
+    def count(self, count_bytes: int) -> None:
+        """These bytes passed, whatever they are: `total_bytes` has them all."""
         self.total_bytes += count_bytes
-        if not bulk:
-            return
+
+    def add(self, count_bytes: int, now: float) -> None:
+        """`count_bytes` of bulk passed at `now`. Nothing else says how fast the link is: no burst of calls fills it."""
         elapsed = now - self._window_start
         if elapsed >= WINDOW_SECONDS:
             if self._window_bytes >= BUSY_BYTES:

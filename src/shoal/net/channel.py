@@ -19,6 +19,7 @@ import numpy as np
 
 from shoal.core.address import Endpoint
 from shoal.core.errors import ProtocolError
+from shoal.core.gauges import RateGauge
 
 PREFIX = struct.Struct("<II")
 STRANGER_HEADER_BYTES, STRANGER_PAYLOAD_BYTES = 1024, 0
@@ -48,6 +49,9 @@ class Channel(Protocol):
     address: str
     on_traffic: Callable[[int, int], None]
     """Called with (bytes sent, bytes received) as they pass: every byte is a sign of life."""
+
+    def measure(self, sent: RateGauge, received: RateGauge) -> bool:
+        """This connection carries bulk. Whether the transport feeds these gauges of its line itself from now on."""
 
     async def secure(self) -> None:
         """On an accepted channel, before all else: encrypt. Raises PeerLost, or ProtocolError on what is no TLS."""

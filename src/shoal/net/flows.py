@@ -25,11 +25,13 @@ from shoal.planning.fair_rates import fair_rates
 Ts = TypeVarTuple("Ts")
 
 TICK_SECONDS, LATENCY_STEP_SECONDS = 0.025, 0.005
-"""All flows tell of their progress at once: a gauge of a host's rate sees its flows' sum, half a window at a time.
-That they do is seen at the other end after the latency, in whole steps: so many arrive at once."""
-CROWD_FLOWS, CROWD_SECONDS = 1000, 0.01
-"""Where more flows are connected, rates follow their beginnings and ends within this time, as TCP's do within a few
-round trips; elsewhere within the instant. To compute them takes time in proportion to the flows."""
+"""A host's gauge sees its flows' sum, half a window at a time. All flows tell of their progress at once, which is seen
+at the other end after the latency, in whole steps: so many arrive at once."""
+FLOWS_PER_TICK, LONGEST_PAUSE_SECONDS = 250, 0.5
+"""More flows tell of theirs more rarely: it is a sign of life, and takes time in proportion to the flows."""
+CROWD_FLOWS, CROWD_SECONDS, LONGEST_CROWD_SECONDS = 100, 0.005, 0.1
+"""Where more flows are connected, rates follow their beginnings and ends within this time, in proportion to the flows
+as the time is that it takes to compute them. TCP's rates need a few round trips for it; elsewhere it is one instant."""
 
 
 class Pipe:
@@ -49,6 +51,7 @@ class Pipe:
         "down",
         "ends_at",
         "is_joined",
+        "is_measured",
         "latency_steps",
         "on_arrived",
         "up",
@@ -61,6 +64,7 @@ class Pipe:
         self.up, self.down, self.latency_steps = up, down, int(latency_seconds / LATENCY_STEP_SECONDS)
         self._on_sent, self.on_arrived, self._on_end = on_sent, on_arrived, on_end
         self.is_joined = False  # whether its flow is on the lines
+        self.is_measured = False  # whether the lines' gauges hear of it
         self.ends_at = math.inf
         self._left_bytes = self._rate = self._settled_at = 0.0
         self._untold_bytes = 0
@@ -129,6 +133,7 @@ class Flows:
         self.context = Context()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pipes: dict[Pipe, None] = {}  # those on the lines
+        self._lines: dict[Line, None] = {}  # those with pipes
         self._ended: dict[Pipe, None] = {}  # of them, those that ended in this instant
         self._changed: dict[Line, None] = {}
         self._ended_in_crowds: dict[Pipe, None] = {}
@@ -136,7 +141,7 @@ class Flows:
         self._ends: list[tuple[float, int, Pipe]] = []
         self._serials, self._mark = itertools.count(), 0
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._timer_at, self._tell_at = math.inf, 0.0
         self._is_settling = self._is_settling_crowds = self._is_ticking = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -163,6 +168,7 @@ class Flows:
         pipe.is_joined = True
         pipe.set_rate(self.now(), 0.0)  # until the instant is settled
         self._pipes[pipe] = pipe.up.pipes[pipe] = pipe.down.pipes[pipe] = None
+        self._lines[pipe.up] = self._lines[pipe.down] = None
         self.change(pipe.up, pipe.down)
         if not self._is_ticking:
             self._is_ticking = True
@@ -175,6 +181,10 @@ class Flows:
             pipe.set_rate(self.now(), 0.0)
             self._forget_end(pipe)
             del self._pipes[pipe], pipe.up.pipes[pipe], pipe.down.pipes[pipe]
+            for line in (pipe.up, pipe.down):
+                if not line.pipes:
+                    line.measure(self.now())
+                    self._lines.pop(line, None)
             self.change(pipe.up, pipe.down)
 
     def drop(self, pipe: Pipe) -> None:
@@ -184,9 +194,9 @@ class Flows:
 
     def change(self, *lines: Line, at_once: bool = False) -> None:
         """These lines need new rates, once all of this instant has happened; a crowd's may wait a little longer."""
-        if not at_once and any(line.is_crowded for line in lines):
+        if not at_once and any(line.crowd > CROWD_FLOWS for line in lines):
             self._changed_in_crowds.update(dict.fromkeys(lines))
-            self._settle_crowds_later()
+            self._settle_crowds_later(max(line.crowd for line in lines))
         else:
             self._changed.update(dict.fromkeys(lines))
             self._settle_soon()
@@ -206,10 +216,11 @@ class Flows:
             now = self.now()
             self._loop_at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
 
-    def _settle_crowds_later(self) -> None:
+    def _settle_crowds_later(self, crowd: int) -> None:
         if not self._is_settling_crowds:
             self._is_settling_crowds = True
-            self._loop_at(self.now() + CROWD_SECONDS, self._settle_crowds)
+            seconds = min(CROWD_SECONDS * crowd / CROWD_FLOWS, LONGEST_CROWD_SECONDS)
+            self._loop_at(self.now() + seconds, self._settle_crowds)
 
     def _settle_crowds(self) -> None:
         for pipe in list(self._ended_in_crowds):
@@ -249,14 +260,17 @@ class Flows:
     def _share(self, now: float, lines: list[Line], pipes: list[Pipe]) -> None:
         capacities = [line.left_for_bulk(now) for line in lines]
         for line in lines:
-            line.bulk_rate = 0.0
-            line.is_crowded = len(pipes) > CROWD_FLOWS
+            line.bulk_rate = line.measured_rate = 0.0
+            line.crowd = len(pipes)
         if not pipes:
             return
         rates = fair_rates([pipe.up.index for pipe in pipes], [pipe.down.index for pipe in pipes], capacities)
         for pipe, rate in zip(pipes, rates, strict=True):
             pipe.up.bulk_rate += rate
             pipe.down.bulk_rate += rate
+            if pipe.is_measured:
+                pipe.up.measured_rate += rate
+                pipe.down.measured_rate += rate
             if pipe.has_other_rate(rate):
                 pipe.set_rate(now, rate)
                 if pipe.is_busy:
@@ -286,28 +300,34 @@ class Flows:
         while self._ends and self._ends[0][0] <= due_at:
             foreseen, _, pipe = heapq.heappop(self._ends)
             if pipe.ends_at == foreseen:
-                (self._ended_in_crowds if pipe.up.is_crowded else self._ended)[pipe] = None
+                (self._ended_in_crowds if pipe.up.crowd > CROWD_FLOWS else self._ended)[pipe] = None
                 pipe.end()
         if self._ended:
             self._settle_soon()
         if self._ended_in_crowds:
-            self._settle_crowds_later()
+            self._settle_crowds_later(max(pipe.up.crowd for pipe in self._ended_in_crowds))
         self._set_timer()
 
     def _tick(self) -> None:
         now = self.now()
+        for line in self._lines:
+            line.measure(now)
+            if line.should_yield():
+                self.change(line)
+        if now >= self._tell_at:
+            self._tell(now)
+            self._tell_at = now + min(TICK_SECONDS * (len(self._pipes) // FLOWS_PER_TICK), LONGEST_PAUSE_SECONDS)
+        self._is_ticking = bool(self._pipes)
+        if self._is_ticking:
+            self._loop_at(now + TICK_SECONDS, self._tick)
+
+    def _tell(self, now: float) -> None:
         arriving: dict[int, list[tuple[Pipe, int]]] = {}
         for pipe in list(self._pipes):
             if passed := pipe.tell(now):
                 arriving.setdefault(pipe.latency_steps, []).append((pipe, passed))
-            for line in (pipe.up, pipe.down):
-                if line.should_yield():
-                    self.change(line)
         for steps, pieces in arriving.items():
             self._loop_at(now + steps * LATENCY_STEP_SECONDS, self._arrive, pieces)
-        self._is_ticking = bool(self._pipes)
-        if self._is_ticking:
-            self._loop_at(now + TICK_SECONDS, self._tick)
 
     def _arrive(self, pieces: list[tuple[Pipe, int]]) -> None:
         for pipe, count_bytes in pieces:

@@ -1,6 +1,7 @@
 """Signs of life between hosts, and what a host does when they fail to come.
 
 A host with many links sends them more rarely, or they would be most of its traffic; each says when the next one comes.
+Then news, which every peer tells all that it is linked with, come often enough to be the signs of life.
 """
 
 from __future__ import annotations
@@ -11,22 +12,36 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import RemoteError
-from shoal.net.envelope import MAX_PAUSE_SECONDS, Ping, encode
-from shoal.net.remote import FIRST_PAUSE_SECONDS
+from shoal.net.envelope import Ping, encode
+from shoal.net.remote import FIRST_PAUSE_SECONDS, Remote
 
 if TYPE_CHECKING:
     from shoal.net.host import Host
 
 SHORTEST_PAUSE_SECONDS = 0.02
-SILENT_PAUSES = 6.0
-"""A peer is lost when nothing came from it for so many of its own pauses: 3 s where it has few links."""
-LINKS_AT_FULL_PACE = 16
+SILENT_SECONDS, SILENT_PAUSES = 3.0, 3.0
+"""A peer is lost when nothing came from it for so long, and for so many of its own pauses."""
+NEWS_SECONDS = 1.0
+LINKS_AT_FULL_PACE, SLOWEST_PACE = 16, 8.0
 IDLE_STREAM_SECONDS = 30.0
 
 
-def pace(links: int) -> float:
-    """How many times more rarely a peer with so many links tells each of them what is not urgent."""
-    return max(1.0, links / LINKS_AT_FULL_PACE)
+def news_seconds(links: int) -> float:
+    """How often a peer with so many links tells each of them what is not urgent.
+
+    With few each second; with more at most 16 of them in a second, with 64 and more 8 or 9.
+    """
+    return NEWS_SECONDS * min(SLOWEST_PACE, max(1.0, 2 * links / LINKS_AT_FULL_PACE - 1))
+
+
+def pause_seconds(links: int) -> float:
+    """Between two signs of life to each of so many: longer than between news where they are many."""
+    return FIRST_PAUSE_SECONDS if links <= LINKS_AT_FULL_PACE else 1.25 * news_seconds(links)
+
+
+def silent_at(remote: Remote) -> float:
+    """When it is lost, if nothing comes until then."""
+    return remote.life.last_heard + max(SILENT_SECONDS, SILENT_PAUSES * remote.its_pause_seconds)
 
 
 async def heartbeat(host: Host) -> None:
@@ -34,23 +49,23 @@ async def heartbeat(host: Host) -> None:
     while True:
         woke_at = host.clock.now()
         linked = [remote for remote in host.remotes.values() if remote.links]
-        silent_at = min((r.life.last_heard + SILENT_PAUSES * r.its_pause_seconds for r in linked), default=inf)
-        await host.clock.sleep(min(FIRST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, silent_at - woke_at)))
+        earliest = min(map(silent_at, linked), default=inf)
+        await host.clock.sleep(min(FIRST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, earliest - woke_at)))
         now = host.clock.now()
         stalled = now - woke_at > 2 * FIRST_PAUSE_SECONDS
         linked = [remote for remote in host.remotes.values() if remote.links]
-        pause_seconds = min(FIRST_PAUSE_SECONDS * pace(len(linked)), MAX_PAUSE_SECONDS)
+        pause = pause_seconds(len(linked))
         for remote in linked:
             if stalled:
                 remote.life.excuse(now)
-            if now - remote.life.last_heard >= SILENT_PAUSES * remote.its_pause_seconds:
+            if now >= silent_at(remote):
                 for link in list(remote.links):
                     link.abort()
                 reason = host.silent[remote.peer_id] = f"silent for {now - remote.life.last_heard:.1f} s"
                 host.unlink(remote, reason, polite=False)
-            elif now - remote.last_sent > remote.our_pause_seconds:
-                remote.our_pause_seconds = pause_seconds
-                host.post(remote, encode(Ping(pause_seconds)))
+            elif now - remote.last_sent > remote.our_pause_seconds or pause < remote.our_pause_seconds / 2:
+                remote.our_pause_seconds = pause
+                host.post(remote, encode(Ping(pause)))
                 remote.last_sent = now
             while remote.idle_streams and now - remote.idle_streams[0][0] >= IDLE_STREAM_SECONDS:
                 remote.idle_streams.pop(0)[1].close()

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shoal.core.errors import OptionError
+from shoal.core.gauges import RateGauge
 
 if TYPE_CHECKING:
     from shoal.net.flows import Flows, Pipe
@@ -30,13 +31,16 @@ class Line:
         "_possible_bytes",
         "_rate",
         "_settled_at",
+        "_unmeasured_bytes",
         "_waiting_bytes",
         "bulk_rate",
         "carried_bytes",
+        "crowd",
+        "gauge",
         "has_yielded",
         "index",
-        "is_crowded",
         "mark",
+        "measured_rate",
         "pipes",
     )
 
@@ -45,8 +49,11 @@ class Line:
         self.pipes: dict[Pipe, None] = {}
         self.bulk_rate = 0.0  # of its flows, in sum
         self.has_yielded = False  # they have less than the line, for packets' sake
-        self.is_crowded = False  # connected to more than CROWD_FLOWS
+        self.crowd = 0  # how many flows share something with it, directly or through others
         self.carried_bytes = 0
+        self.gauge: RateGauge | None = None
+        self.measured_rate = 0.0  # of the flows that it is to hear of
+        self._unmeasured_bytes = 0.0  # that it has not heard of
         self.mark = self.index = 0  # of the search for what is connected
         self._free_at = self._possible_bytes = self._waiting_bytes = 0.0
         self._settled_at = network.now()
@@ -83,8 +90,17 @@ class Line:
         if (elapsed := now - self._settled_at) > 0:
             self._settled_at = now
             self._possible_bytes += self._rate * elapsed
+            self._unmeasured_bytes += self.measured_rate * elapsed
             if self._waiting_bytes:
                 self._waiting_bytes = max(0.0, self._waiting_bytes - (self._rate - self.bulk_rate) * elapsed)
+
+    def measure(self, now: float) -> None:
+        """Tell the gauge what has passed since it was told last."""
+        self.settle(now)
+        count_bytes = int(self._unmeasured_bytes)
+        self._unmeasured_bytes -= count_bytes
+        if self.gauge is not None and count_bytes:
+            self.gauge.add(count_bytes, now)
 
     def book(self, now: float, count_bytes: int) -> float:
         """Send a packet behind the packets before it; returns when its last byte is through."""

@@ -40,7 +40,8 @@ class Remote:
         self.pending: dict[int, asyncio.Future[Answer]] = {}
 
     def hear(self, channel: Channel, sent_gauge: RateGauge, received_gauge: RateGauge, *, bulk: bool) -> None:
-        """Count what passes on this connection from now on."""
+        """Count what passes on this connection from now on. Only bulk says how fast the line is."""
+        measured = bulk and not channel.measure(sent_gauge, received_gauge)
 
         def traffic(sent: int, received: int) -> None:
             now = self._clock.now()
@@ -48,10 +49,14 @@ class Remote:
                 self.life.heard(now)
                 if bulk:
                     self.bulk.heard(now)
-                received_gauge.add(received, now, bulk=bulk)
+                received_gauge.count(received)
+                if measured:
+                    received_gauge.add(received, now)
             if sent:
                 self.last_sent = now
-                sent_gauge.add(sent, now, bulk=bulk)
+                sent_gauge.count(sent)
+                if measured:
+                    sent_gauge.add(sent, now)
 
         self.life.heard(self._clock.now())
         channel.on_traffic = traffic

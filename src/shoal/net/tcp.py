@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from shoal.core.address import Endpoint
 from shoal.core.errors import OptionError, PeerLost, ProtocolError
+from shoal.core.gauges import RateGauge
 from shoal.net.channel import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -253,6 +254,9 @@ class TcpChannel(asyncio.BufferedProtocol):
             raise PeerLost(f"the connection to {self.remote} is closed")
         self._transport.write(data)
         self.on_traffic(len(data), 0)
+
+    def measure(self, sent: RateGauge, received: RateGauge) -> bool:
+        return False
 
     def place(self, buffers: Sequence[memoryview]) -> None:
         self._reader.places = deque(buffers)

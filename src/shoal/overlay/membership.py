@@ -17,7 +17,7 @@ import msgspec
 from shoal.core.address import MAX_ENDPOINTS, Endpoint, parse_endpoint
 from shoal.core.errors import AddressError, CharterMismatch, RefusedError, RemoteError, ShoalError
 from shoal.net.envelope import Message
-from shoal.net.heartbeat import pace
+from shoal.net.heartbeat import news_seconds
 from shoal.net.host import PARTED, Host
 from shoal.overlay.charter import Charter, Options, Schema, Standing, check_schema, check_strategy, stays
 from shoal.overlay.directory import Directory
@@ -36,7 +36,6 @@ from shoal.overlay.member_record import (
     Status,
 )
 
-STATUS_SECONDS = 1.0
 REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
 """Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow.
 
@@ -96,6 +95,10 @@ class Membership:
     def others(self, state: str | None = None) -> dict[str, Record]:
         """The other live trainers (in a state), by id."""
         return {peer_id: record for peer_id, record in self.with_me(state).items() if peer_id != self.me.peer_id}
+
+    def has_others(self, state: str) -> bool:
+        """Whether there is another live trainer in this state."""
+        return any(record.state == state and record.role == TRAINER for record in self.members.values())
 
     def update(self, **changes: object) -> None:
         """Change this peer's own record; a changed state is told at once, the rest with the next status.
@@ -213,7 +216,7 @@ class Membership:
 
     async def _keep_telling(self) -> None:
         while True:
-            await self.host.clock.sleep(STATUS_SECONDS * pace(len(self.members)))
+            await self.host.clock.sleep(news_seconds(len(self.members)))
             self.tell_figures()
 
     # -- losing and finding again

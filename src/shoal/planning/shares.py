@@ -11,6 +11,24 @@ from dataclasses import dataclass
 
 NEGLIGIBLE = 1e-9
 """A member this much slower than the fastest reduces nothing; without a bound the arithmetic ends in 0 / 0."""
+ALIKE = 1.2
+"""Measured rates that differ by less than this factor may well be of equal lines."""
+
+
+def without_noise(bandwidths: Sequence[float | None]) -> list[float | None]:
+    """Rates that are alike become equal: each level, from the fastest down, has its mean.
+
+    A share follows the difference to what a member sends in any case, so it magnifies noise: of 16 equal lines that are
+    measured 6 % too fast and too slow, the shares would differ by 30 %.
+    """
+    levels: list[list[float]] = []
+    for rate in sorted((rate for rate in bandwidths if rate is not None), reverse=True):
+        if levels and levels[-1][0] < ALIKE * rate:
+            levels[-1].append(rate)
+        else:
+            levels.append([rate])
+    means = {rate: sum(level) / len(level) for level in levels for rate in level}
+    return [None if rate is None else means[rate] for rate in bandwidths]
 
 
 def shares_by_bandwidth(bandwidths: Sequence[float | None]) -> list[float]:

@@ -72,7 +72,7 @@ async def _due(
     """Return when an averaging is due: by time, by steps, by invitation, or because this peer is about to leave."""
     while not peer.leaving:
         left = None
-        if peer.members.others(TRAINING):
+        if peer.members.has_others(TRAINING):
             if peer.rolls.invited_to(TRAIN) or peer.meetings.invited:
                 return
             if every_seconds is not None:
