@@ -24,7 +24,16 @@ from shoal.core.errors import OptionError, ProtocolError, RemoteError
 from shoal.net.envelope import Message
 from shoal.net.host import Host
 from shoal.overlay.lookup import MAX_POINTS_PER_CALL, LookUp
-from shoal.overlay.records import MAX_KEY_CHARS, MAX_TTL_SECONDS, MAX_VALUE_BYTES, Shelf, SignedRecord, merge, sign
+from shoal.overlay.records import (
+    MARK_BYTES,
+    MAX_KEY_CHARS,
+    MAX_TTL_SECONDS,
+    MAX_VALUE_BYTES,
+    Shelf,
+    SignedRecord,
+    merge,
+    sign,
+)
 from shoal.overlay.routing import BUCKET_SIZE, Contact, Places, RoutingTable
 from shoal.planning.distance import POINT_BITS, point_of
 
@@ -37,7 +46,7 @@ PATIENCE_SECONDS = 0.5
 MAX_CALLS = 32
 """Under the 64 that a host allows one caller. Dials outlive the call that wanted them by seconds, no more."""
 MAX_RECORDS_PER_ANSWER, MAX_ANSWER_BYTES, MAX_NAMES_BYTES = 1000, 1_000_000, 250_000
-MAX_RECORDS_PER_STORE, BATCH_BYTES = 64, 65_536
+MAX_RECORDS_PER_STORE, BATCH_BYTES, MAX_MARKS = 64, 65_536, 4096
 MAX_NEWCOMERS, PASS_ON_SECONDS = 100, 0.25
 CACHE_SECONDS, MAX_CACHED_RECORDS = 1.0, 10_000
 POINT_BYTES = POINT_BITS // 8
@@ -58,11 +67,15 @@ class Entry:
 
 
 class Find(Message, frozen=True):
-    """Whom do you know near these points, and (where wanted) what lies there? `places`: where the caller listens."""
+    """Whom do you know near these points, and (where wanted) what lies there? `places`: where the caller listens.
+
+    `known`: the marks, end to end, of records that it has already.
+    """
 
     points: Annotated[list[PointBytes], msgspec.Meta(max_length=MAX_POINTS_PER_CALL)]
     wants_records: bool
     places: Places
+    known: Annotated[bytes, msgspec.Meta(max_length=MARK_BYTES * MAX_MARKS)] = b""
 
 
 class Found(Message, frozen=True):
@@ -125,8 +138,12 @@ class Directory:
         self._uncache(key)
         return kept + sum(answer is not None and answer.kept == [True] for answer in answers)
 
-    async def get(self, *keys: str) -> dict[str, dict[str, Entry]]:
-        """Each key's valid records by their owner; a key without any gives {}. Raises OptionError for a bad key."""
+    async def get(self, *keys: str, one_by_one: bool = False) -> dict[str, dict[str, Entry]]:
+        """Each key's valid records by their owner; a key without any gives {}. Raises OptionError for a bad key.
+
+        `one_by_one`: each replica is asked for what those before it did not have. It takes a little longer, and saves
+        four fifths of the bytes where many have a record under one key.
+        """
         now, wall = self.host.clock.now(), self.host.clock.wall()
         found: dict[str, dict[str, Entry]] = {}
         for key in keys:
@@ -135,7 +152,8 @@ class Directory:
             if now - cached_at < CACHE_SECONDS:
                 found[key] = {owner: entry for owner, entry in entries.items() if wall < entry.expires_at}
         missing = {key: point_of(key) for key in keys if key not in found}
-        search = await self._look_up(list(missing.values()), REPLICAS, wants_records=True)
+        at_once = 1 if one_by_one else ALPHA
+        search = await self._look_up(list(missing.values()), REPLICAS, wants_records=True, at_once=at_once)
         for key, point in missing.items():
             newest = search.found[point]
             for record in self.shelf.under(point):
@@ -174,7 +192,9 @@ class Directory:
 
     # -- looking up
 
-    async def _look_up(self, points: list[int], width: int, wants_records: bool = False) -> LookUp:
+    async def _look_up(
+        self, points: list[int], width: int, wants_records: bool = False, at_once: int = ALPHA
+    ) -> LookUp:
         """The nearest `width` peers of each point. At the deadline, what is known by then."""
         search = LookUp(points, width, wants_records)
         for point in points:
@@ -183,7 +203,7 @@ class Directory:
             async with asyncio.timeout(LOOKUP_SECONDS), asyncio.TaskGroup() as tasks:
                 asked: list[asyncio.Task[None]] = []
                 while not search.done():
-                    while len(asked) < ALPHA + search.extra and (due := search.due()):
+                    while len(asked) < at_once + search.extra and (due := search.due()):
                         asked.append(tasks.create_task(self._ask(search, *due)))
                     ended, _ = await asyncio.wait(asked, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     search.extra += 0 if ended else ALPHA
@@ -195,7 +215,10 @@ class Directory:
         return search
 
     async def _ask(self, search: LookUp, contact: Contact, points: list[int]) -> None:
-        request = Find([point.to_bytes(POINT_BYTES) for point in points], search.wants_records, self._places())
+        request = Find(
+            [point.to_bytes(POINT_BYTES) for point in points], search.wants_records, self._places(),
+            search.known(points, MAX_MARKS),
+        )  # fmt: skip
         found = await self._call(contact, request, Found)
         if found is None or not await self._believe(search, contact.peer_id, points, found.records):
             self.table.failed(contact)
@@ -265,9 +288,11 @@ class Directory:
         near.pop(peer_id, None)
         contacts = _fitting(near.values(), MAX_NAMES_BYTES)
         records, left = [], MAX_ANSWER_BYTES
+        known = {call.known[at : at + MARK_BYTES] for at in range(0, len(call.known), MARK_BYTES)}
         for number, point in enumerate(points if call.wants_records else []):
             share = left // (len(points) - number)  # what one key does not need, the later ones may take
-            chosen = _fitting(self.shelf.under(point)[:MAX_RECORDS_PER_ANSWER], share)
+            unknown = [record for record in self.shelf.under(point) if record.mark not in known]
+            chosen = _fitting(unknown[:MAX_RECORDS_PER_ANSWER], share)
             left -= sum(record.size_bytes for record in chosen)
             records += chosen
         return Found(contacts, records, self._places())

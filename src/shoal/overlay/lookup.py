@@ -68,6 +68,11 @@ class LookUp:
         """It answered about these points."""
         self._answered.update(((peer_id, point), True) for point in points)
 
+    def known(self, points: Iterable[int], most: int) -> bytes:
+        """The marks of at most so many records that were found under these points."""
+        found = (record.mark for point in points for record in self.found[point].values())
+        return b"".join(itertools.islice(found, most))
+
     def done(self) -> bool:
         """Whether the nearest of every point have answered."""
         return all(self._answered.get((who, point)) for point in self._ranked for who in self._front(point))

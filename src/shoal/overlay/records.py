@@ -24,6 +24,7 @@ MAX_KEYS_PER_OWNER, MAX_RECORDS, MAX_BYTES = 32, 100_000, 64_000_000
 MAX_VERIFIED = 16_384
 SWEEP_SECONDS = 5.0
 DOMAIN = b"shoal directory record 1\0"
+MARK_BYTES = 8
 OVERHEAD_BYTES = 150  # of a record besides key and value: key and signature of its owner, numbers, framing
 
 
@@ -41,6 +42,11 @@ class SignedRecord(Message, frozen=True, array_like=True):
     def owner(self) -> str:
         """Its subkey."""
         return peer_id_of(self.public_key)
+
+    @property
+    def mark(self) -> bytes:
+        """Tells it from others: the beginning of its signature."""
+        return self.signature[:MARK_BYTES]
 
     @property
     def size_bytes(self) -> int:

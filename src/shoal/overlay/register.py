@@ -3,7 +3,8 @@
 Members tell each other directly, over their links, what they do. The register is for what links can not do. Two peers
 that nobody introduced, because they came at once through different peers, find each other here. And in a swarm of more
 members than a peer has links it lists the rest, a little later than a link would tell: whoever is needed from there is
-dialled, and links that nobody has used for a while are given up again.
+dialled, and links that nobody has used for a while are given up again. The larger the swarm, the more rarely its page
+is read: who takes part in an averaging is in its roll, with places, and is listed from there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from shoal.core.address import MAX_ENDPOINTS, parse_endpoint
 from shoal.core.errors import AddressError, PeerLost, ProtocolError, ShoalError
 from shoal.net.envelope import decode_body, raw
 from shoal.overlay.directory import Entry
-from shoal.overlay.member_record import TRAINER, Record
+from shoal.overlay.member_record import TRAINER, TRAINING, Record
 from shoal.overlay.membership import NEIGHBOURS, Membership
 
 PAUSES_SECONDS, STAY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0), 30.0
-"""Before each reading of the page, the last one for ever. The first links are made by the first; a crowd of newcomers
+"""Before each visit to the page, the last one for ever. The first links are made by the first; a crowd of newcomers
 has found each other before the long pauses."""
+LARGE_PAGE, MOST_VISITS = 64, 6
+"""A page of more records is read at each second visit only, of twice as many at each third, up to each sixth."""
 UNUSED_SECONDS = 20.0
 
 
@@ -37,19 +40,26 @@ class Register:
     async def keep(self) -> None:
         """Keep this peer's record there for ever, and links to as many members as a peer should have."""
         directory = self._members.directory
-        for reading in itertools.count():
-            pause = PAUSES_SECONDS[min(reading, len(PAUSES_SECONDS) - 1)]
+        unread = 0
+        for visit in itertools.count():
+            pause = PAUSES_SECONDS[min(visit, len(PAUSES_SECONDS) - 1)]
             await self._host.clock.sleep(pause * self._host.random.uniform(0.75, 1.25))  # not all at once
-            if reading == 0:
+            if visit == 0:
                 await directory.bootstrap()
             if (charter := self._members.charter) is not None:
                 page = f"members of {charter.charter_id}"
                 await directory.store(page, bytes(raw(self._members.me)), STAY_SECONDS)
-                entries = (await directory.get(page))[page]
-                records = [record for who, entry in entries.items() if (record := self._read(who, entry))]
-                self._page = {record.peer_id: record for record in records}
-                self._members.seek(list(self._listed().values()))
+                unread += 1
+                if unread >= min(1 + len(self._page) // LARGE_PAGE, MOST_VISITS) or visit < len(PAUSES_SECONDS):
+                    await self._read_page(page)
+                    unread = 0
                 await self._give_up_unused()
+
+    async def _read_page(self, page: str) -> None:
+        entries = (await self._members.directory.get(page, one_by_one=len(self._page) > LARGE_PAGE))[page]
+        records = [record for who, entry in entries.items() if (record := self._read(who, entry))]
+        self._page = {record.peer_id: record for record in records}
+        self._members.seek(list(self._listed().values()))
 
     def _read(self, peer_id: str, entry: Entry) -> Record | None:
         try:
@@ -79,8 +89,13 @@ class Register:
             self._members.not_reached(record)
             raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
 
-    def hear_where(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]]) -> None:
-        """Where these peers listen, as a third one says: believed only where nothing better is known."""
+    def hear_roll(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]], *, training: bool) -> None:
+        """Who took part in an averaging and where they listen, as its collector says: a place is believed only where
+        nothing better is known."""
+        now = self._host.clock.wall()
+        for peer_id, endpoints in zip(peer_ids, places, strict=False) if training else ():
+            known = self._page.get(peer_id) or Record(peer_id, list(endpoints), born=now)
+            self._page[peer_id] = msgspec.structs.replace(known, state=TRAINING)
         for peer_id, endpoints in zip(peer_ids, places, strict=False):
             if peer_id != self._host.peer_id and not self._host.knows(peer_id):
                 with contextlib.suppress(AddressError):

@@ -127,7 +127,7 @@ class Meetings:
             except ProtocolError as error:
                 raise RoundError(f"meeting point {point[:8]}: {error}", here.number) from None
             if makes_sense(roll, self._host.peer_id) and len(roll.members) <= most and roll.number == here.number:
-                self._register.hear_where(roll.members, roll.places)
+                self._register.hear_roll(roll.members, roll.places, training=True)
                 return roll
             raise RoundError(f"meeting point {point[:8]} sent a group that makes no sense", here.number)
 

@@ -130,7 +130,7 @@ class RollBook:
                 if makes_sense(roll, self._host.peer_id):
                     self._rolls[series] = roll
                     self._note(series, number)
-                    self._register.hear_where(roll.members, roll.places)
+                    self._register.hear_roll(roll.members, roll.places, training=series != CALL)
                     return roll
                 failure = RoundError(f"collector {collector[:8]} sent a roll that makes no sense", number)
             self._note(series, number)
