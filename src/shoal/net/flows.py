@@ -196,7 +196,8 @@ class Flows:
         """These lines need new rates, once all of this instant has happened; a crowd's may wait a little longer."""
         if not at_once and any(line.crowd > CROWD_FLOWS for line in lines):
             self._changed_in_crowds.update(dict.fromkeys(lines))
-            self._settle_crowds_later(max(line.crowd for line in lines))
+            if not self._is_settling_crowds:
+                self._settle_crowds_later(max(line.crowd for line in lines))
         else:
             self._changed.update(dict.fromkeys(lines))
             self._settle_soon()
@@ -217,10 +218,9 @@ class Flows:
             self._loop_at(now + 2 * max(CLOCK_GRAIN, math.ulp(now)), self._settle)
 
     def _settle_crowds_later(self, crowd: int) -> None:
-        if not self._is_settling_crowds:
-            self._is_settling_crowds = True
-            seconds = min(CROWD_SECONDS * crowd / CROWD_FLOWS, LONGEST_CROWD_SECONDS)
-            self._loop_at(self.now() + seconds, self._settle_crowds)
+        self._is_settling_crowds = True
+        seconds = min(CROWD_SECONDS * crowd / CROWD_FLOWS, LONGEST_CROWD_SECONDS)
+        self._loop_at(self.now() + seconds, self._settle_crowds)
 
     def _settle_crowds(self) -> None:
         for pipe in list(self._ended_in_crowds):
@@ -304,7 +304,7 @@ class Flows:
                 pipe.end()
         if self._ended:
             self._settle_soon()
-        if self._ended_in_crowds:
+        if self._ended_in_crowds and not self._is_settling_crowds:
             self._settle_crowds_later(max(pipe.up.crowd for pipe in self._ended_in_crowds))
         self._set_timer()
 

@@ -39,36 +39,37 @@ def pause_seconds(links: int) -> float:
     return FIRST_PAUSE_SECONDS if links <= LINKS_AT_FULL_PACE else 1.25 * news_seconds(links)
 
 
-def silent_at(remote: Remote) -> float:
-    """When it is lost, if nothing comes until then."""
-    return remote.life.last_heard + max(SILENT_SECONDS, SILENT_PAUSES * remote.its_pause_seconds)
-
-
 async def heartbeat(host: Host) -> None:
     """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""
+    earliest = inf
     while True:
         woke_at = host.clock.now()
-        linked = [remote for remote in host.remotes.values() if remote.links]
-        earliest = min(map(silent_at, linked), default=inf)
         await host.clock.sleep(min(FIRST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, earliest - woke_at)))
-        now = host.clock.now()
+        now, earliest = host.clock.now(), inf
         stalled = now - woke_at > 2 * FIRST_PAUSE_SECONDS
         linked = [remote for remote in host.remotes.values() if remote.links]
         pause = pause_seconds(len(linked))
         for remote in linked:
             if stalled:
                 remote.life.excuse(now)
-            if now >= silent_at(remote):
-                for link in list(remote.links):
-                    link.abort()
-                reason = host.silent[remote.peer_id] = f"silent for {now - remote.life.last_heard:.1f} s"
-                host.unlink(remote, reason, polite=False)
-            elif now - remote.last_sent > remote.our_pause_seconds or pause < remote.our_pause_seconds / 2:
+            lost_at = remote.life.last_heard + max(SILENT_SECONDS, SILENT_PAUSES * remote.its_pause_seconds)
+            if now >= lost_at:
+                _lose(host, remote, now)
+                continue
+            earliest = min(earliest, lost_at)
+            if now - remote.last_sent > remote.our_pause_seconds or pause < remote.our_pause_seconds / 2:
                 remote.our_pause_seconds = pause
                 host.post(remote, encode(Ping(pause)))
                 remote.last_sent = now
             while remote.idle_streams and now - remote.idle_streams[0][0] >= IDLE_STREAM_SECONDS:
                 remote.idle_streams.pop(0)[1].close()
+
+
+def _lose(host: Host, remote: Remote, now: float) -> None:
+    for link in list(remote.links):
+        link.abort()
+    reason = host.silent[remote.peer_id] = f"silent for {now - remote.life.last_heard:.1f} s"
+    host.unlink(remote, reason, polite=False)
 
 
 async def quietly(sending: Coroutine[Any, Any, None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -122,8 +122,9 @@ class RoutingTable:
     def nearest(self, point: int, count: int, *, proven: bool = False) -> list[Contact]:
         """The nearest contacts that do not rest, nearest first; `proven`: of those whose last call was answered."""
         shunned = self._rests.__contains__ if proven else self.resting
-        contacts = (contact for contact in self if not shunned(contact))
-        return heapq.nsmallest(count, contacts, key=lambda contact: point_of(contact.peer_id) ^ point)
+        ranked = {point_of(contact.peer_id) ^ point: contact for contact in self}  # the distance tells them apart
+        near = (contact for _, contact in sorted(ranked.items()) if not shunned(contact))
+        return list(itertools.islice(near, count))
 
     def refresh_points(self, random: Random) -> list[int]:
         """A random point in each bucket further away than the nearest neighbour (section 2.3)."""
