@@ -18,7 +18,7 @@ from shoal.net.remote import FIRST_PAUSE_SECONDS, Remote
 if TYPE_CHECKING:
     from shoal.net.host import Host
 
-SHORTEST_PAUSE_SECONDS = 0.02
+SHORTEST_REST_SECONDS, LONGEST_REST_SECONDS = 0.02, 2.0
 SILENT_SECONDS, SILENT_PAUSES = 3.0, 3.0
 """A peer is lost when nothing came from it for so long, and for so many of its own pauses."""
 NEWS_SECONDS = 1.0
@@ -41,12 +41,13 @@ def pause_seconds(links: int) -> float:
 
 async def heartbeat(host: Host) -> None:
     """Send signs of life, and notice whoever sends none. Our own stall is no silence of theirs."""
-    earliest = inf
+    earliest, pause = inf, FIRST_PAUSE_SECONDS
     while True:
         woke_at = host.clock.now()
-        await host.clock.sleep(min(FIRST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, earliest - woke_at)))
+        rest_seconds = min(max(pause / 4, FIRST_PAUSE_SECONDS), LONGEST_REST_SECONDS, earliest - woke_at)
+        await host.clock.sleep(max(SHORTEST_REST_SECONDS, rest_seconds))
         now, earliest = host.clock.now(), inf
-        stalled = now - woke_at > 2 * FIRST_PAUSE_SECONDS
+        stalled = now - woke_at > rest_seconds + FIRST_PAUSE_SECONDS
         linked = [remote for remote in host.remotes.values() if remote.links]
         pause = pause_seconds(len(linked))
         for remote in linked:

@@ -171,12 +171,8 @@ class Membership:
         known = self.members.get(peer_id)
         if known is not None and (known.born, known.version) >= (record.born, record.version):
             return
-        try:
-            self.host.know(peer_id, [parse_endpoint(text) for text in record.endpoints])
-        except AddressError as error:
-            raise RefusedError(str(error)) from None
-        if len(record.endpoints) > MAX_ENDPOINTS:
-            raise RefusedError(f"{len(record.endpoints)} endpoints, at most {MAX_ENDPOINTS} are allowed")
+        if known is None or known.endpoints != record.endpoints:
+            self._learn_where(peer_id, record.endpoints)
         if not self.host.linked(peer_id):
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
@@ -195,6 +191,14 @@ class Membership:
             self._changed()
         if known is not None and not known.first_batch and record.first_batch:
             self._warn_of_equal_batches(record)
+
+    def _learn_where(self, peer_id: str, endpoints: list[str]) -> None:
+        if len(endpoints) > MAX_ENDPOINTS:
+            raise RefusedError(f"{len(endpoints)} endpoints, at most {MAX_ENDPOINTS} are allowed")
+        try:
+            self.host.know(peer_id, [parse_endpoint(text) for text in endpoints])
+        except AddressError as error:
+            raise RefusedError(str(error)) from None
 
     def _warn_of_equal_batches(self, record: Record) -> None:
         if record.first_batch and record.first_batch == self.me.first_batch:

@@ -283,7 +283,7 @@ def _late_reducers(
         if round_.whole(number) or remote is None:
             continue
         silent = now - max(started_at, remote.bulk.last_heard)
-        if silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
+        if silent > BEGIN_SECONDS and silent > BEGIN_SECONDS + 2 * remote.bulk.patience_seconds():
             late.append((number, f"silent for {silent:.1f} s"))
         elif limit is not None and elapsed > LATE_REDUCER_SECONDS and ends.get(number, elapsed) > limit:
             pace = f"{held[number]} of {len(shares[number])} means in {elapsed:.1f} s"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ProtocolError
+from shoal.core.gauges import SHORTEST_PATIENCE_SECONDS
 from shoal.planning.lateness import predicted_stragglers
 from shoal.protocols.round_state import FAILED, Held, Round, held_as
 from shoal.tensors.mixing import PartMean
@@ -208,12 +209,13 @@ class Reducer:
             if not any(sender in reduction.waiting for reduction in self._reductions.values()):
                 continue
             remote = self._host.remotes.get(sender)
-            bulk_heard_at = remote.bulk.last_heard if remote else started_at
+            silent_seconds = now - max(started_at, remote.bulk.last_heard if remote else started_at)
+            if silent_seconds <= SHORTEST_PATIENCE_SECONDS:
+                continue
             patience = remote.bulk.patience_seconds() if remote else BEGIN_SECONDS
             is_lively = remote is not None and now - remote.life.last_heard < LIVELY_SECONDS
             if is_lively if sender in self._claims else self._round.group.round_index > 0:
                 patience = BEGIN_SECONDS
-            silent_seconds = now - max(started_at, bulk_heard_at)
             if silent_seconds > patience:
                 self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
         fractions = {who: count / len(self.share) for who, count in self.delivered.items()} if self.share else {}
