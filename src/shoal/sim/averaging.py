@@ -90,6 +90,7 @@ class Averaging:
     def run(self, seed: int) -> dict[str, Any]:
         """One restart. Variances and squared errors to the (weighted) mean of the start are after each iteration.
 
+        `error_of_present_by_iteration`: of those who were in every iteration so far; None where nobody was.
         `iterations_1e9`: the first after which the variance is below 1e-9, 50 where none is; `trace_digest`: SHA-256
         of all values after each iteration. Every restart goes on to the 50th: later variances are means over all seeds.
         """
@@ -104,17 +105,23 @@ class Averaging:
         digest = hashlib.sha256()
         variances: list[float] = []
         errors: list[float] = []
+        errors_of_present: list[float | None] = []
+        present = np.ones(self.peers, bool)
         for iteration in range(ITERATIONS):
-            values = step(iteration, values, random.random_sample(self.peers) >= self.failure_rate)
+            alive = random.random_sample(self.peers) >= self.failure_rate
+            present &= alive
+            values = step(iteration, values, alive)
             digest.update(values.astype("<f8").tobytes())
             variances.append(max(_mean_square(values - values.sum() / self.peers), FLOOR))
             errors.append(_mean_square(values - true_mean))
+            errors_of_present.append(_mean_square(values[present] - true_mean) if present.any() else None)
         return {
             "seed": seed,
             "iterations_1e9": _first_below(variances, 1e-9),
             "iterations_1e4": _first_below(variances, 1e-4),
             "error_by_iteration": variances,
             "error_to_mean_by_iteration": errors,
+            "error_of_present_by_iteration": errors_of_present,
             "trace_digest": digest.hexdigest(),
         }
 

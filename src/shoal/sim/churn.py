@@ -1,7 +1,8 @@
 """The scenario `churn`: in every group round some peers die, and as many join before the next averaging.
 
-The squared error to the true mean after each round should be that of the scenario `averaging` at the same failure rate;
-but here peers really die, in a round, and the others must notice.
+The squared error to the true mean after each round should be that of the scenario `averaging` at the same failure rate,
+with as many peers as the roll has members (255 have another grid than 256), of those who were there all the time. But
+here peers really die, in a round, and the others must notice.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import torch
 from shoal.core.options import check_number
 from shoal.protocols.roll_record import Roll
 from shoal.protocols.round_state import Round
+from shoal.sim.averaging import Averaging
 from shoal.sim.checkers import Disturbance, RoundSeen
 from shoal.sim.replica import VirtualReplica
 from shoal.sim.world import SimPeer, World, digest_of
 from shoal.strategies.moshpit import Moshpit
 
-SIZE = 200
+SIZE, RESTARTS = 200, 100
 STEP_SECONDS = 0.5
 
 
@@ -51,30 +53,50 @@ class Churn:
         return Moshpit(group_size=self.group_size, every_seconds=self.every_seconds)
 
     def run(self, seed: int) -> dict[str, Any]:
-        """`error_by_round`: for each averaging, the mean squared error after each round of those who lived on."""
+        """`error_by_round`: for each roll of `members`, the mean squared error after each round of those who lived."""
         world = World(seed=seed)
         strategy = self._strategy()
         world.checkers.longest_round_seconds = strategy.timeout_seconds
         figures = world.run(lambda world: _live(self, world, strategy))
-        errors = [_errors(rounds) for rounds in _by_roll(world.checkers.seen)]
-        return {"seed": seed, **figures, "error_by_round": errors, "trace_digest": world.digest()}
+        rolls = _by_roll(world.checkers.seen)
+        died_at = {peer: one.start for one in world.checkers.disturbances for peer in one.peers}
+        return {
+            "seed": seed,
+            **figures,
+            "members": [len(rounds[0].group.roll.members) for rounds in rolls],
+            "error_by_round": [_errors(rounds, died_at) for rounds in rolls],
+            "trace_digest": world.digest(),
+        }
 
     def summary(self, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The options, and the median error after each round over all averagings of all seeds."""
-        errors = [one for run in runs for one in run["error_by_round"]]
-        rounds = max(map(len, errors))
+        """The options, and medians over all averagings of all seeds of the error after each round.
+
+        `times_averaging`: that error divided by what `averaging` has with as many peers.
+        """
+        rolls = [one for run in runs for one in zip(run["members"], run["error_by_round"], strict=True)]
+        rounds = max(len(errors) for _, errors in rolls)
+        expected = {members: self._expected_errors(members, rounds) for members, _ in rolls}
+        times = [[one / expected[members][t] for t, one in enumerate(errors)] for members, errors in rolls]
         return {
             "peers": self.peers,
             "group_size": self.group_size,
             "failure_rate": self.failure_rate,
             "seeds": len(runs),
-            "averagings": len(errors),
+            "averagings": len(rolls),
             "died": sum(run["died"] for run in runs),
             "joined": sum(run["joined"] for run in runs),
             "failed_averagings": sum(run["failed_averagings"] for run in runs),
-            "median_error_by_round": [median(one[t] for one in errors if len(one) > t) for t in range(rounds)],
+            "median_error_by_round": [median(one[t] for _, one in rolls if len(one) > t) for t in range(rounds)],
+            "times_averaging": [median(one[t] for one in times if len(one) > t) for t in range(rounds)],
             "trace_digest": digest_of(runs),
         }
+
+    def _expected_errors(self, peers: int, rounds: int) -> list[float]:
+        averaging = Averaging(
+            method="moshpit_weighted", peers=peers, group_size=self.group_size, failure_rate=self.failure_rate
+        )
+        curves = [averaging.run(seed)["error_of_present_by_iteration"] for seed in range(RESTARTS)]
+        return [median(curve[t] for curve in curves) for t in range(rounds)]
 
 
 def _replica(number: int) -> VirtualReplica:
@@ -144,17 +166,19 @@ async def _after_the_next(world: World, number: int, within_seconds: float) -> N
 
 
 def _by_roll(seen: Sequence[RoundSeen]) -> list[list[RoundSeen]]:
+    """Without those that got no further than their collector, which died."""
     rolls: dict[str, list[RoundSeen]] = {}
     for one in seen:
         rolls.setdefault(one.group.roll.roll_id, []).append(one)
-    return list(rolls.values())
+    return [rounds for rounds in rolls.values() if len({one.peer for one in rounds}) > 1]
 
 
-def _errors(rounds: Sequence[RoundSeen]) -> list[float]:
+def _errors(rounds: Sequence[RoundSeen], died_at: dict[str, float]) -> list[float]:
     """After each round, of the members that lived to the end of the roll's last one."""
     roll = rounds[0].group.roll
     last = max(one.group.round_index for one in rounds)
-    lived = {one.peer for one in rounds if one.group.round_index == last and one.ended_at is not None}
+    ended = {one.peer: one.ended_at for one in rounds if one.group.round_index == last and one.ended_at is not None}
+    lived = {peer for peer, ended_at in ended.items() if ended_at < died_at.get(peer, np.inf)}
     true_mean = _true_mean(roll, rounds)
     return [
         float(

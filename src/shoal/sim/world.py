@@ -202,7 +202,7 @@ def _undisturbed() -> Iterator[None]:
     """A world is one thread of many small objects: no threads of torch's, and the collector of cycles comes rarely."""
     threads, thresholds = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(1)
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(1_000_000, 20, 100)
     try:
         yield
     finally:
