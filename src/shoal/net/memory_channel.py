@@ -58,7 +58,7 @@ class MemoryChannel:
         # what leaves
         self._flows, self._uplink, self._downlink = self._network.flows, transport.uplink, there.downlink
         self._leaving: Frame | None = None  # in the pipe
-        self._behind: deque[Frame | None] = deque()  # waits for the pipe; None is the end
+        self._behind: list[Frame | None] = []  # waits for the pipe; None is the end
         self._left_at = 0.0
         self._sending = asyncio.Lock()
         self._departure: asyncio.Future[None] | None = None
@@ -66,7 +66,7 @@ class MemoryChannel:
         self._room: asyncio.Event = asyncio.Event()
         # what comes
         self._frames: deque[Frame] = deque()
-        self._held: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._held: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self._wake_receiver: asyncio.Future[None] | None = None
         transport.channels[self] = None
 
@@ -178,7 +178,7 @@ class MemoryChannel:
         self.on_traffic(count_bytes, 0)
         self._carry(self._far._arrive, count_bytes, frame)
         while self._behind and not self._pipe.is_busy:
-            self._put(self._behind.popleft())
+            self._put(self._behind.pop(0))
         if not self._pipe.is_busy and self._departure is not None and not self._departure.done():
             self._departure.set_result(None)
 
@@ -283,7 +283,7 @@ class MemoryChannel:
             if is_cut:
                 self._give_up_later()
         while self._held and not self._is_cut:
-            arrive, what = self._held.popleft()
+            arrive, what = self._held.pop(0)
             arrive(*what)
 
     def _reset(self) -> None:

@@ -10,6 +10,7 @@ is read: who takes part in an averaging is in its roll, with places, and is list
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -28,6 +29,13 @@ has found each other before the long pauses."""
 LARGE_PAGE, MOST_VISITS = 64, 6
 """A page of more records is read at each second visit only, of twice as many at each third, up to each sixth."""
 UNUSED_SECONDS = 20.0
+MAX_DECODED = 4096
+
+
+@functools.lru_cache(maxsize=MAX_DECODED)
+def _record_in(value: bytes) -> Record:
+    """Each reading meets many that it has met before."""
+    return decode_body(msgspec.Raw(value), Record)
 
 
 class Register:
@@ -63,7 +71,7 @@ class Register:
 
     def _read(self, peer_id: str, entry: Entry) -> Record | None:
         try:
-            record = decode_body(msgspec.Raw(entry.value), Record)
+            record = _record_in(entry.value)
         except ProtocolError as error:
             self._host.log.add("refused", f"its record in the register: {error}", peer_id)
             return None

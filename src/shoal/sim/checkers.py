@@ -85,6 +85,7 @@ class Checkers:
     seen: list[RoundSeen] = field(default_factory=list)
     _open: dict[str, list[tuple[Round, Values]]] = field(default_factory=dict)
     _peers: list[SimPeer] = field(default_factory=list)
+    _groups: dict[tuple[str, int, tuple[int, ...]], Group] = field(default_factory=dict)
 
     def watch(self, peer: SimPeer) -> None:
         """Follow this peer's group rounds from now on."""
@@ -102,8 +103,14 @@ class Checkers:
             if round_.ended_at is None:
                 still.append((round_, before))
             else:
-                self.seen.append(_seen(peer_id, round_, before))
+                self.seen.append(self._seen(peer_id, round_, before))
         self._open[peer_id] = still
+
+    def _seen(self, peer_id: str, round_: Round, before: Values) -> RoundSeen:
+        """Members of a group have equal rolls: one copy is kept."""
+        group = round_.group
+        first = self._groups.setdefault((group.roll.roll_id, group.round_index, group.numbers), group)
+        return _seen(peer_id, round_, first if first == group else group, before)
 
     def story(self, peer: SimPeer, number: int) -> str:
         """What a peer lived through in one averaging: its group rounds, and its events from the first to the last."""
@@ -125,7 +132,7 @@ class Checkers:
         """Raises AssertionError with everything that does not hold."""
         for peer_id in self._open:
             self._harvest(peer_id)
-            self.seen += [_seen(peer_id, round_, before) for round_, before in self._open[peer_id]]
+            self.seen += [self._seen(peer_id, round_, before) for round_, before in self._open[peer_id]]
             self._open[peer_id] = []
         complaints = [*self._about_groups(), *self._about_peers(now)]
         if complaints:
@@ -195,7 +202,7 @@ def _copied(round_: Round) -> Values:
     return round_.vectors[0].numpy().copy(), round_.vectors[1].numpy().copy()
 
 
-def _seen(peer_id: str, round_: Round, before: Values) -> RoundSeen:
+def _seen(peer_id: str, round_: Round, group: Group, before: Values) -> RoundSeen:
     done = round_.state == SETTLED
     parts = tuple(
         PartSeen(part.vector, part.start, part.stop, held.contributors, held.weight)
@@ -203,7 +210,7 @@ def _seen(peer_id: str, round_: Round, before: Values) -> RoundSeen:
         if held is not None
     )
     return RoundSeen(
-        peer_id, round_.group, round_.source, round_.mass, before, round_.started_at, round_.ended_at,
+        peer_id, group, round_.source, round_.mass, before, round_.started_at, round_.ended_at,
         round_.versions() if done else None, parts if done else (), _copied(round_) if done else None,
     )  # fmt: skip
 
