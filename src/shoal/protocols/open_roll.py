@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from shoal.core.errors import RefusedError
+from shoal.overlay.member_record import Record
 from shoal.protocols.roll_record import Here, Roll
 
 
@@ -32,6 +33,11 @@ class OpenRoll:
     closed: asyncio.Future[dict[str, Roll | RefusedError]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    def far_behind(self, participants: dict[str, Record]) -> set[str]:
+        """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
+        step = max((here.stand.step for here in self.callers.values() if here.stand), default=0)
+        return {peer_id for peer_id, record in participants.items() if record.progress < step - 1}
 
     def closes_at(self, deadline_seconds: float, patience_seconds: float) -> float:
         """Each member has `deadline_seconds` to call from when it was told; all together `patience_seconds`.

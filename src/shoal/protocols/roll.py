@@ -27,6 +27,7 @@ from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.planning.collector import believable, collector_of, roll_deadline_seconds
 from shoal.protocols.open_roll import OpenRoll
+from shoal.protocols.roll_passing import ELSEWHERE, RollPassing
 from shoal.protocols.roll_record import (
     CALL,
     SERIES,
@@ -65,10 +66,11 @@ class RollBook:
         self._closed: dict[str, int] = {}
         self._dialling = asyncio.Semaphore(MAX_DIALS)
         self._rolls: dict[str, Roll] = {}
+        self._passing = RollPassing(host, self._held, lambda: self._asked.wait())  # noqa: PLW0108  a new one each time
         self._asking: dict[str, tuple[int, str]] = {}
         self._asked = asyncio.Event()
         self.on_invite: list[Callable[[], None]] = []
-        host.serve(Here, self._here)
+        host.serve(Here, self._collect)
         host.serve(Invite, self._take_invitation)
         host.on_lost.append(self._lost)
         members.on_rolls.append(self._hear_rolls)
@@ -197,12 +199,15 @@ class RollBook:
             async with asyncio.timeout(timeout_seconds):
                 return await self._collect(self._host.peer_id, here)
         await self._register.reach(collector)
-        return await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
+        try:
+            return await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
+        except RefusedError as error:
+            if error.code != ELSEWHERE:
+                raise
+            taken = await self._passing.take(error.reason, here.series, here.number)
+        return taken or await self._host.call(collector, here, Roll, timeout_seconds=timeout_seconds)
 
     # -- the collector
-
-    async def _here(self, peer_id: str, here: Here) -> Message:
-        return await self._collect(peer_id, here)
 
     async def _collect(self, caller: str, here: Here) -> Roll:
         key = here.series, here.number
@@ -226,6 +231,7 @@ class RollBook:
             roll.callers.pop(caller, None)  # it moved on to a newer averaging
             raise
         if isinstance(outcome, Roll):
+            self._passing.check(outcome, caller)
             return outcome
         raise outcome or self._moved(here.series, NEARER if roll.superseded else MOVED)
 
@@ -312,7 +318,7 @@ class RollBook:
         """Whether nobody is waited for: neither to call, nor to say whether it has the roll already."""
         awaited = self._awaited(series, number)
         if series == STEP:
-            awaited -= self._far_behind(roll)
+            awaited -= roll.far_behind(self._participants(STEP))
             awaited |= {record.peer_id for record in self._asking_to_wait(series)}
         return awaited | roll.unanswered.keys() <= roll.callers.keys()
 
@@ -339,11 +345,6 @@ class RollBook:
             for peer_id, record in self._participants(series).items()
             if (self.newest if peer_id == mine else record.rolls).get(series, 0) < number
         }
-
-    def _far_behind(self, roll: OpenRoll) -> set[str]:
-        """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
-        step = max((here.stand.step for here in roll.callers.values() if here.stand), default=0)
-        return {peer_id for peer_id, record in self._participants(STEP).items() if record.progress < step - 1}
 
     def _asking_to_wait(self, series: str) -> list[Record]:
         """Newcomers that would never take the steps which they missed as fast as the others take new ones."""
