@@ -23,12 +23,13 @@ from shoal.protocols import download, round_record
 from shoal.protocols.download import Chunk, Fetch, Hold, Manifest
 from shoal.protocols.mean_gradients import FetchMean, MeanPiece
 from shoal.protocols.meeting import Meet, Start
+from shoal.protocols.roll_passing import TakeRoll
 from shoal.protocols.roll_record import Here, Invite, Invited, Roll
 from shoal.protocols.round_record import AskVersions, Begin, Given, PartMeanSent, PartSent, Recover, VersionsHeld
 
 REPLIES: dict[type[Message], type[Message]] = {
     Introduce: Introduced, Claim: Claimed, Find: Found, Store: Stored, Here: Roll,
-    Invite: Invited, Meet: Roll, AskVersions: VersionsHeld, Hold: Manifest,
+    Invite: Invited, TakeRoll: Roll, Meet: Roll, AskVersions: VersionsHeld, Hold: Manifest,
 }  # fmt: skip
 """What the caller of each call expects."""
 NOTICES: list[type[Message]] = [Status, Complaint, Start]

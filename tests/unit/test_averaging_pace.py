@@ -26,7 +26,7 @@ def test_the_period_begins_when_the_loop_gave_its_values_not_when_it_was_asked()
         return SimpleNamespace(vectors=None)
 
     peer: Any = SimpleNamespace(
-        clock=Clock(), leaving=False, stir=asyncio.Event(), members=SimpleNamespace(others=lambda role: ["b"]),
+        clock=Clock(), leaving=False, stir=asyncio.Event(), members=SimpleNamespace(has_others=lambda state: True),
         rolls=SimpleNamespace(invited_to=lambda series: False), meetings=SimpleNamespace(invited=False),
         history=SimpleNamespace(averaged=lambda outcome, stale: None, failed=lambda error: None),
     )  # fmt: skip
