@@ -77,6 +77,27 @@ def test_each_owner_has_its_own_entry_under_a_key() -> None:
     run(scenario, 12)
 
 
+def test_replicas_that_are_asked_one_by_one_give_what_those_before_did_not_have() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        for node in swarm.nodes:
+            await node.directory.store("members", bytes(1000), 60)
+        keepers = swarm.nearest("members", REPLICAS)
+        keepers[0].directory.shelf._held[point_of("members")].pop(swarm.nodes[5].id)  # not all have the same
+        reader = next(node for node in swarm.nodes if node not in keepers)
+        received = []
+        for one_by_one in (False, True):
+            before = reader.host.received.total_bytes
+            found = await reader.directory.get("members", one_by_one=one_by_one)
+            assert found["members"].keys() == {node.id for node in swarm.nodes}
+            received.append(reader.host.received.total_bytes - before)
+            await asyncio.sleep(CACHE_SECONDS)
+        page_bytes = 20 * 1000
+        assert received[0] > REPLICAS * page_bytes
+        assert page_bytes < received[1] < 2 * page_bytes
+
+    run(scenario, 20)
+
+
 def test_many_keys_are_looked_up_at_once() -> None:
     async def scenario(swarm: Swarm) -> None:
         keys = [f"key {number}" for number in range(100)]

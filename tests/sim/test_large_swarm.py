@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 import torch
 
 from shoal.overlay import membership, register
-from shoal.overlay.directory import REPLICAS
+from shoal.overlay.directory import REPLICAS, Directory
 from shoal.planning.distance import point_of
 from shoal.sim import SimPeer, VirtualReplica, World
 from shoal.strategies.moshpit import Moshpit
@@ -66,6 +67,34 @@ def test_who_left_or_died_is_listed_no_more_and_averagings_go_on() -> None:
             assert (len(last.members), last.exact) == (COUNT - 2, True)
 
     World(seed=6).run(scenario)
+
+
+def test_a_large_page_is_read_rarely_and_a_newcomer_is_soon_in_the_averagings(monkeypatch) -> None:
+    """Five visits in the first 20 s read it; then each sixth does, every minute. Rolls tell who is there."""
+    monkeypatch.setattr(register, "LARGE_PAGE", 4)
+    reads: Counter[str] = Counter()
+    get = Directory.get
+
+    async def counted(self: Directory, *keys: str, one_by_one: bool = False):
+        reads[self.host.peer_id] += 1
+        return await get(self, *keys, one_by_one=one_by_one)
+
+    monkeypatch.setattr(Directory, "get", counted)
+
+    async def scenario(world: World) -> None:
+        peers = await swarm(world, Moshpit(group_size=4, every_seconds=5.0))
+        await asyncio.sleep(70)
+        assert all(5 <= reads[peer.id] <= 7 for peer in peers)
+        values = VirtualReplica(torch.zeros(60), drift=0.0, step_seconds=0.5)
+        newcomer = await world.start("late", peers=[peers[3].address], replica=values)
+        await newcomer.attached.wait()
+        await asyncio.sleep(11)
+        for peer in (*peers, newcomer):
+            last = peer.peer.history.applied[-1]
+            assert (len(last.members), last.exact) == (COUNT + 1, True)
+            assert newcomer.id in peer.peer.register.everybody()
+
+    World(seed=3).run(scenario)
 
 
 def test_links_that_nobody_needs_are_given_up_and_their_peers_stay_known() -> None:

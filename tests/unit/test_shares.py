@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.planning.shares import cut_parts, shares_by_bandwidth
+from shoal.planning.shares import ALIKE, cut_parts, shares_by_bandwidth, without_noise
 
 
 def cost(bandwidths: list[float], shares: list[float]) -> float:
@@ -178,3 +178,38 @@ def test_each_member_owns_its_share_of_the_bytes(sizes, raw) -> None:
             assert abs(owns - share * size * width) <= width + 1e-6 * size * width
         if share == 0:
             assert not parts
+
+
+# ---------------------------------------------------------------- measured rates
+
+
+@pytest.mark.parametrize(
+    ("measured", "taken"),
+    [
+        ([], []),
+        ([None, 7.0], [None, 7.0]),
+        ([10.0, 11.0, 9.5], [10.166666666666666] * 3),
+        ([10.0, 5.0, 5.5, None], [10.0, 5.25, 5.25, None]),
+        ([0.0, 1.0], [0.0, 1.0]),
+        ([10.0, 8.6, 7.4], [9.3, 9.3, 7.4]),  # the slowest is too far from the fastest of its level
+    ],
+)
+def test_rates_that_are_alike_are_equal(measured, taken) -> None:
+    assert without_noise(measured) == pytest.approx(taken)
+
+
+def test_equal_lines_that_are_measured_with_noise_have_equal_shares() -> None:
+    choose = random.Random(1)
+    measured = [1e7 * choose.uniform(0.95, 1.05) for _ in range(16)]
+    raw, shares = shares_by_bandwidth(measured), shares_by_bandwidth(without_noise(measured))
+    assert max(raw) > 1.15 * min(raw)
+    assert shares == pytest.approx([1 / 16] * 16)
+
+
+@given(st.lists(st.floats(1e-3, 1e9), min_size=3, max_size=20))
+def test_what_it_costs_where_the_rates_were_true_is_bounded(rates) -> None:
+    assert cost(rates, shares_by_bandwidth(without_noise(rates))) <= best_possible(rates) * ALIKE
+
+
+def best_possible(rates: list[float]) -> float:
+    return cost(rates, shares_by_bandwidth(rates))
