@@ -11,6 +11,7 @@ from shoal.core.errors import NobodyThere, OutOfStep, ProtocolError, RefusedErro
 from shoal.net.envelope import Message
 from shoal.planning.divergence import judge
 from shoal.planning.gathering import level_of
+from shoal.planning.shares import without_noise
 from shoal.tensors.flat import Shapes, check_shapes
 
 TRAIN, STEP, CALL, PLAIN = "train", "step", "call", "plain"
@@ -132,7 +133,7 @@ def close_roll(
         return dict(refused)
     roll = Roll(
         roll_id, series, number, members,
-        [call.weight for call in here.values()], [call.bandwidth for call in here.values()],
+        [call.weight for call in here.values()], without_noise([call.bandwidth for call in here.values()]),
         [places.get(peer_id, []) for peer_id in members],
         [call.stand.batches for call in here.values() if call.stand is not None],
         {who: (error.code, error.reason) for who, error in list(refused.items())[:MAX_TURNED_AWAY]}, disunited,

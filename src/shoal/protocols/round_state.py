@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError
 from shoal.core.tasks import first_of
 from shoal.net.host import Host
-from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth, without_noise
+from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
 from shoal.planning.versions import Version, Versions, reducer_order
 from shoal.protocols.round_record import LEFT_OUT, Given, Group, PartMeanSent
 from shoal.tensors.flat import ITEM_BYTES, WIRE_DTYPES, Vectors, all_finite, as_bytes, empty_vectors
@@ -55,7 +55,7 @@ class Round:
         self, host: Host, group: Group, vectors: Vectors, source: str, mass: float, part_bytes: int,
         dropped: Counter[str], memory: Memory,
     ) -> None:  # fmt: skip
-        shares = shares_by_bandwidth(without_noise(group.bandwidths))
+        shares = shares_by_bandwidth(group.bandwidths)
         owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
         self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
         self._memory = memory
