@@ -88,11 +88,15 @@ def test_a_large_page_is_read_rarely_and_a_newcomer_is_soon_in_the_averagings(mo
         values = VirtualReplica(torch.zeros(60), drift=0.0, step_seconds=0.5)
         newcomer = await world.start("late", peers=[peers[3].address], replica=values)
         await newcomer.attached.wait()
+        before = peers[0].peer.history.applied[-1].number
         await asyncio.sleep(11)
         for peer in (*peers, newcomer):
             last = peer.peer.history.applied[-1]
             assert (len(last.members), last.exact) == (COUNT + 1, True)
+            assert last.number <= before + 3, "nobody had to call for an averaging of its own"
             assert newcomer.id in peer.peer.register.everybody()
+        first = newcomer.peer.history.applied[0]
+        assert (first.number, len(first.members)) == (before + 1, COUNT + 1)
 
     World(seed=3).run(scenario)
 

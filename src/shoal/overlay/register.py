@@ -54,16 +54,30 @@ class Register:
             await self._host.clock.sleep(pause * self._host.random.uniform(0.75, 1.25))  # not all at once
             if visit == 0:
                 await directory.bootstrap()
-            if (charter := self._members.charter) is not None:
-                page = f"members of {charter.charter_id}"
-                await directory.store(page, bytes(raw(self._members.me)), STAY_SECONDS)
+            if self._members.charter is not None:
+                await directory.store(self._page_key, bytes(raw(self._members.me)), STAY_SECONDS)
                 unread += 1
-                if unread >= min(1 + len(self._page) // LARGE_PAGE, MOST_VISITS) or visit < len(PAUSES_SECONDS):
-                    await self._read_page(page)
+                if unread >= self._visits_per_reading or visit < len(PAUSES_SECONDS):
+                    await self._read_page()
                     unread = 0
                 await self._give_up_unused()
 
-    async def _read_page(self, page: str) -> None:
+    @property
+    def _page_key(self) -> str:
+        assert self._members.charter is not None
+        return f"members of {self._members.charter.charter_id}"
+
+    @property
+    def _visits_per_reading(self) -> int:
+        return min(1 + len(self._page) // LARGE_PAGE, MOST_VISITS)
+
+    async def look_for_newcomers(self) -> None:
+        """Read the page now, where it is read rarely: whoever collects a roll has to know who came meanwhile."""
+        if self._visits_per_reading > 1:
+            await self._read_page()
+
+    async def _read_page(self) -> None:
+        page = self._page_key
         entries = (await self._members.directory.get(page, one_by_one=len(self._page) > LARGE_PAGE))[page]
         records = [record for who, entry in entries.items() if (record := self._read(who, entry))]
         self._page = {record.peer_id: record for record in records}

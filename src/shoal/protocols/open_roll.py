@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from shoal.core.errors import RefusedError
@@ -25,6 +26,8 @@ class OpenRoll:
     """Members that are in an averaging now, and will call for this one when that has ended."""
     reached_at: float = 0.0
     """When somebody was last told of this roll who could not be told at its beginning."""
+    is_looking: bool = False
+    """For newcomers that its collector does not know yet."""
     lost: dict[str, None] = field(default_factory=dict)
     found: Roll | None = None
     """The record of a collector that died while it handed it out."""
@@ -33,6 +36,15 @@ class OpenRoll:
     closed: asyncio.Future[dict[str, Roll | RefusedError]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    async def look(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Stay open meanwhile."""
+        self.is_looking = True
+        try:
+            await look()
+        finally:
+            self.is_looking = False
+            self.changed.set()
 
     def far_behind(self, participants: dict[str, Record]) -> set[str]:
         """Whoever is more than one step behind has to catch up first. One that missed the last step may be back."""
@@ -46,6 +58,6 @@ class OpenRoll:
         and the two halves would never average together again.
         """
         latest = self.opened_at + patience_seconds
-        if self.dialled or self.busy.keys() - self.callers.keys() - self.lost.keys():
+        if self.is_looking or self.dialled or self.busy.keys() - self.callers.keys() - self.lost.keys():
             return latest
         return min(latest, max(self.opened_at, self.reached_at) + deadline_seconds)

@@ -245,6 +245,8 @@ class RollBook:
         if series == TRAIN and self.in_averaging:
             roll.busy[self._host.peer_id] = None
         self._invite_all(series, number, roll)
+        if series != STEP:
+            self._host.spawn(roll.look(self._register.look_for_newcomers), "look for newcomers")
         deadline_seconds = patience_seconds
         if series != CALL:
             step_seconds = [record.step_seconds for record in self._participants(series).values()]
@@ -320,7 +322,7 @@ class RollBook:
         if series == STEP:
             awaited -= roll.far_behind(self._participants(STEP))
             awaited |= {record.peer_id for record in self._asking_to_wait(series)}
-        return awaited | roll.unanswered.keys() <= roll.callers.keys()
+        return not roll.is_looking and awaited | roll.unanswered.keys() <= roll.callers.keys()
 
     # -- both
 
