@@ -201,7 +201,7 @@ def test_it_dies_as_it_closes(seed: int, told: str) -> None:
 def test_it_does_not_answer_though_it_lives(seed: int, pause_seconds: float) -> None:
     async def scenario(trial: Trial) -> None:
         collector = next_collector(trial.peers)
-        host, answer = collector.peer.host, collector.peer.rolls._collect
+        host, answer = collector.peer.host, collector.peer.rolls._here
 
         async def pause(peer_id: str, here: Here) -> Message:
             await asyncio.sleep(pause_seconds)

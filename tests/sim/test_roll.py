@@ -21,7 +21,7 @@ def die_after_answers(victim: SimPeer, answers: int) -> None:
 
     async def here(peer_id: str, call: Here) -> Message:
         nonlocal answered
-        roll = await victim.peer.rolls._collect(peer_id, call)
+        roll = await victim.peer.rolls._here(peer_id, call)
         answered += 1
         if answered == answers:
             asyncio.get_running_loop().call_later(PASSAGE_SECONDS, lambda: deaths.append(asyncio.create_task(die())))

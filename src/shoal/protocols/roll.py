@@ -70,7 +70,7 @@ class RollBook:
         self._asking: dict[str, tuple[int, str]] = {}
         self._asked = asyncio.Event()
         self.on_invite: list[Callable[[], None]] = []
-        host.serve(Here, self._collect)
+        host.serve(Here, self._here)
         host.serve(Invite, self._take_invitation)
         host.on_lost.append(self._lost)
         members.on_rolls.append(self._hear_rolls)
@@ -209,13 +209,16 @@ class RollBook:
 
     # -- the collector
 
+    async def _here(self, peer_id: str, here: Here) -> Message:
+        return await self._collect(peer_id, here)
+
     async def _collect(self, caller: str, here: Here) -> Roll:
         key = here.series, here.number
         check_here(here)
         if (held := self._held(*key)) and caller in held.members:
             return held
         is_over = here.number <= self._closed.get(here.series, 0)
-        if is_over or here.series not in SERIES or not self._believes(here.number):
+        if is_over or here.series not in SERIES or not believable(here.number, self._host.clock.wall()):
             raise self._moved(here.series)
         if self._collector(*key, (self._host.peer_id,)) != self._host.peer_id:
             raise self._moved(here.series, NEARER)  # its invitation is on the way to the caller
@@ -358,7 +361,7 @@ class RollBook:
 
     async def _take_invitation(self, peer_id: str, invite: Invite) -> Message:
         series, number = invite.series, invite.number
-        if series not in SERIES or not self._believes(number):
+        if series not in SERIES or not believable(number, self._host.clock.wall()):
             return Invited()
         self._hear_invitation(series, number, peer_id)
         while self._asks_another(series, number, peer_id):
@@ -382,11 +385,8 @@ class RollBook:
                 roll.superseded = True
                 roll.changed.set()
 
-    def _believes(self, number: int) -> bool:
-        return believable(number, self._host.clock.wall())
-
     def _note(self, series: str, number: int) -> None:
-        if self.newest.get(series, 0) < number and self._believes(number):
+        if self.newest.get(series, 0) < number and believable(number, self._host.clock.wall()):
             self.newest[series] = number
             self._members.update(rolls=dict(self.newest))
 
