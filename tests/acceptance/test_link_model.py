@@ -19,7 +19,11 @@ from shoal.strategies.moshpit import Moshpit
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300), *needs_namespaces]
 
 PEERS, FLOATS, AVERAGINGS = 4, 10_000_000, 3
-BYTES_PER_SECOND, LATENCY_SECONDS = 12.5e6, 0.0002
+PAYLOAD_BYTES, PACKET_BYTES = 1448, 1514
+"""Of a full packet: what TCP carries, and what `tbf` counts, with the headers of TCP and its options, IP, Ethernet.
+
+A simulated line's rate is that of what its connections carry."""
+BYTES_PER_SECOND, LATENCY_SECONDS = 12.5e6 * PAYLOAD_BYTES / PACKET_BYTES, 0.0002
 SHAPE = "rate 100mbit burst 256kb latency 100ms"
 MOST_DIFFERENCE = 0.15
 
