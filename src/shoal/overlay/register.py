@@ -29,7 +29,7 @@ has found each other before the long pauses."""
 LARGE_PAGE, MOST_VISITS = 64, 6
 """A page of more records is read at each second visit only, of twice as many at each third, up to each sixth."""
 UNUSED_SECONDS = 20.0
-MAX_DECODED = 4096
+MAX_DECODED, MAX_LISTED = 4096, 10_000
 
 
 @functools.lru_cache(maxsize=MAX_DECODED)
@@ -116,6 +116,8 @@ class Register:
         nothing better is known."""
         now = self._host.clock.wall()
         for peer_id, endpoints in zip(peer_ids, places, strict=False) if training else ():
+            if len(self._page) >= MAX_LISTED and peer_id not in self._page:
+                continue  # a swarm of so many needs another way; a collector that lies has only this much room
             known = self._page.get(peer_id) or Record(peer_id, list(endpoints), born=now)
             self._page[peer_id] = msgspec.structs.replace(known, state=TRAINING)
         for peer_id, endpoints in zip(peer_ids, places, strict=False):
