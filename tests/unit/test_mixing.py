@@ -18,7 +18,7 @@ def test_the_mean_is_that_of_float64(dtype, members) -> None:
     random = np.random.default_rng(5)
     values = (random.normal(size=(members, 1000)) * 10 ** random.uniform(-3, 3, (members, 1))).astype(str(dtype)[6:])
     weights = random.uniform(0.1, 1000, members)
-    mean, out = PartMean(1000), torch.empty(1000, dtype=dtype)
+    mean, out = PartMean(), torch.empty(1000, dtype=dtype)
     for row, weight in zip(values, weights, strict=True):
         assert mean.add(torch.from_numpy(row), weight)
     assert mean.weight == pytest.approx(weights.sum())
@@ -30,7 +30,7 @@ def test_the_mean_is_that_of_float64(dtype, members) -> None:
 
 def test_equal_values_stay_bit_identical() -> None:
     values = torch.randn(1000)
-    mean, out = PartMean(1000), torch.empty(1000)
+    mean, out = PartMean(), torch.empty(1000)
     for weight in (0.1, 3.0, 1e6):
         mean.add(values, weight)
     mean.write(out)
@@ -39,7 +39,7 @@ def test_equal_values_stay_bit_identical() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_refused_whole_and_changes_nothing(bad) -> None:
-    mean, out = PartMean(3), torch.empty(3)
+    mean, out = PartMean(), torch.empty(3)
     assert mean.add(torch.tensor([1.0, 2.0, 3.0]), 2.0)
     assert not mean.add(torch.tensor([5.0, bad, 5.0]), 2.0)
     mean.write(out)
@@ -49,7 +49,7 @@ def test_what_is_not_finite_is_refused_whole_and_changes_nothing(bad) -> None:
 
 def test_without_weight_values_stay_as_they_are() -> None:
     for weights in ([], [0.0], [0.0, 0.0]):
-        mean, out = PartMean(2), torch.tensor([3.0, -0.0])
+        mean, out = PartMean(), torch.tensor([3.0, -0.0])
         for weight in weights:
             mean.add(torch.tensor([8.0, 8.0]), weight)
         mean.write(out)
@@ -57,7 +57,7 @@ def test_without_weight_values_stay_as_they_are() -> None:
 
 
 def test_a_member_without_weight_leaves_no_trace() -> None:
-    mean, out = PartMean(2), torch.empty(2)
+    mean, out = PartMean(), torch.empty(2)
     mean.add(torch.tensor([1.0, 2.0]), 4.0)
     mean.add(torch.tensor([1e30, -1e30]), 0.0)
     mean.write(out)
@@ -65,7 +65,7 @@ def test_a_member_without_weight_leaves_no_trace() -> None:
 
 
 def test_large_values_of_float32_do_not_overflow() -> None:
-    mean, out = PartMean(1), torch.empty(1)
+    mean, out = PartMean(), torch.empty(1)
     for _ in range(8):
         mean.add(torch.tensor([3e38]), 1e6)
     mean.write(out)
@@ -74,15 +74,26 @@ def test_large_values_of_float32_do_not_overflow() -> None:
 
 def test_large_values_of_float64_do_not_overflow() -> None:
     """All contributions are finite, so their mean is."""
-    mean, out = PartMean(1), torch.empty(1, dtype=torch.float64)
+    mean, out = PartMean(), torch.empty(1, dtype=torch.float64)
     for _ in range(8):
         mean.add(torch.tensor([1e308], dtype=torch.float64), 32.0)
     mean.write(out)
     assert out.item() == pytest.approx(1e308)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contributions_stay_as_they_are(dtype) -> None:
+    """The first one is not copied: it may be a part of the snapshot."""
+    first, second = torch.ones(3, dtype=dtype), torch.zeros(3, dtype=dtype)
+    mean, out = PartMean(), torch.empty(3, dtype=dtype)
+    mean.add(first, 1.0)
+    mean.add(second, 3.0)
+    mean.write(out)
+    assert (out.tolist(), first.tolist(), second.tolist()) == ([0.25] * 3, [1] * 3, [0] * 3)
+
+
 def test_an_empty_part() -> None:
-    mean = PartMean(0)
+    mean = PartMean()
     assert mean.add(torch.empty(0), 1.0)
     mean.write(torch.empty(0))
 

@@ -59,9 +59,8 @@ class Reducer:
     def reduce(self, indices: list[int], attempt: int) -> None:
         """Collect these parts from now on."""
         for index in indices:
-            part = self._round.parts[index]
             waiting = dict.fromkeys(who for who in self._expected if who not in self._round.lost)
-            self._reductions[index] = Reduction(attempt, waiting, PartMean(part.stop - part.start))
+            self._reductions[index] = Reduction(attempt, waiting, PartMean())
         for who, (_, mass) in self._claims.items():
             if mass == 0:
                 self._stop_waiting(who, indices)

@@ -12,18 +12,20 @@ from torch import Tensor
 
 from shoal.tensors.flat import Vectors, all_finite, slices
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Elements that are worked on at a time: they stay in the processor's cache from one operation to the next."""
 
 
 class PartMean:
     """The weighted mean of one part, in float64 as contributions arrive, rounded once.
 
-    A running mean: it never exceeds the largest value, where a weighted sum could overflow.
+    A running mean: it never exceeds the largest value, where a weighted sum could overflow. Of the first contribution
+    it keeps no copy: nobody may write there before the mean is written.
     """
 
-    def __init__(self, size: int) -> None:
-        self._mean = torch.empty(size, dtype=torch.float64)
+    def __init__(self) -> None:
+        self._first: Tensor | None = None
+        self._mean: Tensor | None = None
         self.weight = 0.0
 
     def add(self, values: Tensor, weight: float) -> bool:
@@ -32,16 +34,19 @@ class PartMean:
             return False
         if weight > 0:
             before, self.weight = self.weight, self.weight + weight
-            if before == 0:
-                self._mean.copy_(values)
-            else:
-                self._mean.mul_(before / self.weight).add_(values, alpha=weight / self.weight)
+            if self._first is None:
+                self._first = values
+                return True
+            if self._mean is None:
+                self._mean = self._first.to(torch.float64, copy=True)
+            self._mean.mul_(before / self.weight).add_(values, alpha=weight / self.weight)
         return True
 
     def write(self, out: Tensor) -> None:
         """The mean, in `out`'s type. Without weight there is no mean, and `out` stays as it is."""
-        if self.weight > 0:
-            out.copy_(self._mean)
+        mean = self._first if self._mean is None else self._mean
+        if mean is not None:
+            out.copy_(mean)
 
 
 @torch.no_grad()
@@ -72,7 +77,9 @@ def _moved(tensor: Tensor, mean: Tensor, old: Tensor) -> Tensor:
         return torch.where(now == old, mean, now + (mean - old))
     moved = torch.sub(mean, old).add_(now)
     same = np.equal(now.numpy(), old.numpy())  # seven times as fast as torch's (measured)
-    return torch.where(torch.from_numpy(same), mean, moved) if same.any() else moved
+    if same.any():
+        np.copyto(moved.numpy(), mean.numpy(), where=same)
+    return moved
 
 
 def _move_all(pieces: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> None:
