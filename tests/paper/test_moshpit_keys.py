@@ -40,7 +40,7 @@ class Chain:
             groups = -(-len(callers) // self.side)
             for group in (callers[start::groups] for start in range(groups)):
                 group_id = self.random.randbytes(16).hex()
-                records = close_roll(group_id, PLAIN, 1, {name(peer): HERE for peer in group}, {})
+                records = close_roll(group_id, PLAIN, 1, {name(peer): HERE for peer in group})
                 for who, roll in records.items():
                     if isinstance(roll, Roll):
                         peer = int(who)

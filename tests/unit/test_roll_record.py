@@ -22,20 +22,20 @@ from shoal.protocols.roll_record import (
 SMALL, LARGE = [((3,), "float32")], [((4,), "float32")]
 
 
-def here(shapes=SMALL, weight=1.0) -> Here:
-    return Here(TRAIN, 5, weight, None, shapes, 1.0)
+def here(shapes=SMALL, weight=1.0, places=()) -> Here:
+    return Here(TRAIN, 5, weight, None, shapes, 1.0, places=places)
 
 
 def close(**callers) -> dict:
-    return close_roll("id", TRAIN, 5, callers, {peer_id: [f"{peer_id}:1"] for peer_id in callers})
+    return close_roll("id", TRAIN, 5, callers)
 
 
 def test_all_callers_get_one_record_in_the_order_of_their_ids() -> None:
-    outcome = close(b=here(weight=2.0), a=here(), c=here(weight=0.0))
+    outcome = close(b=here(weight=2.0), a=here(places=("a:1",)), c=here(weight=0.0, places=("c:1", "c:2")))
     assert outcome["a"] is outcome["b"] is outcome["c"]
     assert outcome["a"].members == ["a", "b", "c"]
     assert outcome["a"].weights == [1.0, 2.0, 0.0]
-    assert outcome["a"].places == [["a:1"], ["b:1"], ["c:1"]]
+    assert outcome["a"].places == [["a:1"], [], ["c:1", "c:2"]]
 
 
 def test_whoever_calls_alone_is_told_so() -> None:

@@ -28,22 +28,6 @@ async def contained(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
-    """Run all until one ends, then end the others. Returns its place and its result, or raises what it raised.
-
-    Of several that end in the same moment the first in the list counts.
-    """
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        place = next(place for place, task in enumerate(tasks) if task.done())
-        return place, tasks[place].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def root_cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error of a group of groups that says most: what somebody told before a connection that merely broke."""
     flat = [root_cause(error) if isinstance(error, BaseExceptionGroup) else error for error in errors.exceptions]

@@ -27,7 +27,7 @@ from shoal.net.channel import Channel
 from shoal.net.envelope import UNREADABLE
 from shoal.net.identity import Identity, peer_id_of, verify
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 NONCE_BYTES = 16
 CREDENTIALS, PENALTY = "credentials", "penalty"
 """The second: code of the refusal of a peer that broke the protocol not long ago: it may come again."""

@@ -48,7 +48,10 @@ MAX_CALLS = 32
 MAX_RECORDS_PER_ANSWER, MAX_ANSWER_BYTES, MAX_NAMES_BYTES = 1000, 1_000_000, 250_000
 MAX_RECORDS_PER_STORE, BATCH_BYTES, MAX_MARKS = 64, 65_536, 4096
 MAX_NEWCOMERS, PASS_ON_SECONDS = 100, 0.25
-CACHE_SECONDS, MAX_CACHED_RECORDS = 1.0, 10_000
+CACHE_SECONDS, MAX_CACHED_RECORDS = 1.0, 256
+NEAR_SECONDS = 25.0
+"""So long a peer stores again where it did before, once two look-ups in a row have found the same peers: nearer ones
+that come meanwhile get it from their neighbours."""
 POINT_BYTES = POINT_BITS // 8
 BREATH_EVERY = 50  # signatures, about 5 ms, between two turns for others on the loop
 
@@ -110,6 +113,7 @@ class Directory:
         self._dialling: dict[Contact, asyncio.Task[None]] = {}
         self._cache: dict[str, tuple[float, dict[str, Entry]]] = {}  # (when, what) by key, oldest first
         self._cached = 0  # entries in it
+        self._near: dict[str, tuple[float, list[Contact], bool]] = {}  # (when, who, twice in a row) by key
         self._newcomers: dict[str, Contact] = {}
         self._passing_on = False
         host.serve(Find, self._find)
@@ -130,13 +134,26 @@ class Directory:
         wall, point = self.host.clock.wall(), point_of(key)
         self._sequence = max(self._sequence + 1, int(wall * 1000))  # a restarted peer's records are newer
         record = sign(self.host.identity, key, value, self._sequence, wall + ttl_seconds)
-        near = (await self._look_up([point], REPLICAS)).nearest(point)
-        kept = 0
+        near, kept = await self._nearest(key, point), 0
         if len(near) < REPLICAS or _nearer(self.host.peer_id, near[-1].peer_id, point):
             kept, near = int(self.shelf.put(point, record)), near[: REPLICAS - 1]
         answers = await asyncio.gather(*[self._call(contact, Store([record]), Stored) for contact in near])
         self._uncache(key)
-        return kept + sum(answer is not None and answer.kept == [True] for answer in answers)
+        took = sum(answer is not None and answer.kept == [True] for answer in answers)
+        if took < len(near):
+            self._near.pop(key, None)  # somebody is gone
+        return kept + took
+
+    async def _nearest(self, key: str, point: int) -> list[Contact]:
+        """The REPLICAS peers nearest to a key that is stored here again and again."""
+        now = self.host.clock.now()
+        found_at, before, is_sure = self._near.get(key, (-math.inf, [], False))
+        if is_sure and now - found_at < NEAR_SECONDS:
+            return before
+        near = (await self._look_up([point], REPLICAS)).nearest(point)
+        self._near = {old: one for old, one in self._near.items() if now - one[0] < MAX_TTL_SECONDS}
+        self._near[key] = now, near, near == before
+        return near
 
     async def get(self, *keys: str, one_by_one: bool = False) -> dict[str, dict[str, Entry]]:
         """Each key's valid records by their owner; a key without any gives {}. Raises OptionError for a bad key.

@@ -44,6 +44,19 @@ class Record(Message, frozen=True):
     first_batch: Word = ""
     rolls: Annotated[dict[Word, Count], msgspec.Meta(max_length=10)] = msgspec.field(default_factory=dict)
 
+    def listed(self) -> Record:
+        """For the register: what changes rarely, so that whoever reads it again finds what it has read before. Figures
+        of gradient mode are in it where there are any."""
+        gathers = self.gathered > 0 or self.waits
+        return Record(
+            self.peer_id, self.endpoints, self.born, self.role, self.state,
+            progress=self.progress if gathers else 0,
+            step_seconds=float(f"{self.step_seconds:.1g}"),
+            gathered=self.gathered,
+            samples_per_second=self.samples_per_second if gathers else 0.0,
+            waits=self.waits, behind_seconds=self.behind_seconds, rolls=self.rolls,
+        )  # fmt: skip
+
 
 class Acquaintance(Message, frozen=True):
     """Somebody who may be found there."""

@@ -60,9 +60,7 @@ class Membership:
         self.members: dict[str, Record] = {}
         self.met: dict[str, None] = {}
         self._gone: dict[str, float] = {}  # who left or was lost, and has not been met again: when it was born
-        self._unreached: dict[
-            str, tuple[float, int]
-        ] = {}  # listed, but dialled in vain: birth and version of its record
+        self._unreached: dict[str, None] = {}  # listed, but dialled in vain, and has not been heard of since
         self._redialling: dict[str, None] = {}
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
@@ -161,8 +159,12 @@ class Membership:
             self._redial(who.peer_id, who.endpoints, REDIAL_SECONDS)
 
     def _chosen(self, candidates: list[Known]) -> list[Known]:
-        """As many of them as there is room for links; not the same ones everywhere."""
-        room = NEIGHBOURS - len(self.members) - len(self._redialling)
+        """As many of them as there is room for links; not the same ones everywhere.
+
+        In a large swarm a peer dials half of the links that it should have, and is dialled for the others.
+        """
+        known = len(self.members) + len(self._redialling)
+        room = (NEIGHBOURS if known + len(candidates) <= NEIGHBOURS else NEIGHBOURS // 2) - known
         return candidates if len(candidates) <= room else self.host.random.sample(candidates, max(0, room))
 
     def _learn(self, peer_id: str, record: Record) -> None:
@@ -244,33 +246,33 @@ class Membership:
         """Whether this peer may live though there is no link to it.
 
         Not where a link is being tried, nor where it has left or was lost in this life, nor where it could not be
-        reached since it wrote this: whoever lives writes again.
+        reached: whoever lives writes to the register again (`has_written`).
         """
-        who, written = record.peer_id, (record.born, record.version)
+        who = record.peer_id
         is_here = who == self.me.peer_id or who in self.members or who in self._redialling
-        return not is_here and record.born > self._gone.get(who, 0.0) and written > self._unreached.get(who, (0.0, 0))
+        return not is_here and record.born > self._gone.get(who, 0.0) and who not in self._unreached
 
     def seek(self, records: list[Record]) -> None:
         """Dial some of these, once each, where there is room for links."""
         for record in self._chosen(records):
-            self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1], record)
+            self._redial(record.peer_id, record.endpoints, REDIAL_SECONDS[:1])
 
-    def not_reached(self, record: Record) -> None:
+    def has_written(self, peer_id: str) -> None:
+        """There is something newer of this peer's in the register: it lives, and may be dialled again."""
+        self._unreached.pop(peer_id, None)
+
+    def not_reached(self, peer_id: str) -> None:
         """This peer did not answer."""
-        self._unreached[record.peer_id] = record.born, record.version
+        self._unreached[peer_id] = None
         if len(self._unreached) > MAX_ACQUAINTANCES:
             del self._unreached[next(iter(self._unreached))]
 
-    def _redial(
-        self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...], listed: Record | None = None
-    ) -> None:
+    def _redial(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         if peer_id not in self._redialling and len(self._redialling) < MAX_SOUGHT:
             self._redialling[peer_id] = None
-            self.host.spawn(self._find_again(peer_id, endpoints, pauses, listed), f"find {peer_id[:6]}")
+            self.host.spawn(self._find_again(peer_id, endpoints, pauses), f"find {peer_id[:6]}")
 
-    async def _find_again(
-        self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...], listed: Record | None
-    ) -> None:
+    async def _find_again(self, peer_id: str, endpoints: list[str], pauses: tuple[float, ...]) -> None:
         """Dial until it answers. Where another answers that nobody knows yet, it restarted there under a new id."""
         attempt = 0
         try:
@@ -294,8 +296,8 @@ class Membership:
             self.host.log.add("refused", str(error), peer_id)
         finally:
             self._redialling.pop(peer_id, None)
-            if listed is not None and peer_id not in self.members:
-                self.not_reached(listed)
+            if len(pauses) == 1 and peer_id not in self.members:
+                self.not_reached(peer_id)
 
     # -- the charter
 

@@ -44,6 +44,7 @@ class Register:
     def __init__(self, members: Membership) -> None:
         self._members, self._host = members, members.host
         self._page: dict[str, Record] = {}
+        self._sequences: dict[str, int] = {}  # of what was read last
 
     async def keep(self) -> None:
         """Keep this peer's record there for ever, and links to as many members as a peer should have."""
@@ -55,7 +56,7 @@ class Register:
             if visit == 0:
                 await directory.bootstrap()
             if self._members.charter is not None:
-                await directory.store(self._page_key, bytes(raw(self._members.me)), STAY_SECONDS)
+                await directory.store(self._page_key, bytes(raw(self._members.me.listed())), STAY_SECONDS)
                 unread += 1
                 if unread >= self._visits_per_reading or visit < len(PAUSES_SECONDS):
                     await self._read_page()
@@ -79,6 +80,10 @@ class Register:
     async def _read_page(self) -> None:
         page = self._page_key
         entries = (await self._members.directory.get(page, one_by_one=len(self._page) > LARGE_PAGE))[page]
+        for who, entry in entries.items():
+            if entry.sequence > self._sequences.get(who, -1):
+                self._members.has_written(who)
+        self._sequences = {who: entry.sequence for who, entry in entries.items()}
         records = [record for who, entry in entries.items() if (record := self._read(who, entry))]
         self._page = {record.peer_id: record for record in records}
         self._members.seek(list(self._listed().values()))
@@ -108,7 +113,7 @@ class Register:
         try:
             await self._members.meet([parse_endpoint(text) for text in record.endpoints[:MAX_ENDPOINTS]], peer_id)
         except ShoalError as error:
-            self._members.not_reached(record)
+            self._members.not_reached(peer_id)
             raise PeerLost(f"{peer_id[:8]} can't be reached: {error}") from None
 
     def hear_roll(self, peer_ids: Sequence[str], places: Sequence[Sequence[str]], *, training: bool) -> None:

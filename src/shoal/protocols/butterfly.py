@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from shoal.core.errors import PeerLost, ProtocolError, RemoteError, RoundError
-from shoal.core.tasks import contained, first_of, root_cause
+from shoal.core.tasks import contained, root_cause
 from shoal.net.stream import Stream, StreamEnded
 from shoal.protocols.agreement import close, failed, take_over
 from shoal.protocols.reducer import BEGIN_SECONDS, STALL_SECONDS, Reducer
@@ -197,19 +197,20 @@ async def _reduce_own(round_: Round, reducer: Reducer) -> None:
         if reducer.reducing(index):
             reducer.contribute(round_.host.peer_id, index, round_.own_values(index))
         await asyncio.sleep(0)
-    await round_.until(lambda: round_.whole(round_.me))
+    await round_.until(lambda: round_.whole(round_.me), round_.me)
 
 
 async def _from_reducer(round_: Round, reducer: Reducer, number: int, last: Ended | None) -> None:
     """All parts of one member's share: from itself, or, when it dies, from those who take over."""
     who = round_.group.members[number]
 
-    def came_from_others() -> bool:
+    def is_needless() -> bool:
         held = [round_.held[index] for index in round_.owned_by(number)] if round_.whole(number) else []
-        return any(one.version[0] > 0 for one in held if one is not None)
+        return who in round_.lost or any(one.version[0] > 0 for one in held if one is not None)
 
     try:
-        await first_of(round_.unless_lost(who, _exchange(round_, number, last)), round_.until(came_from_others))
+        if exchange := await round_.unless(is_needless, _exchange(round_, number, last), number):
+            exchange.result()
     except (RemoteError, ExceptionGroup) as error:
         cause = root_cause(error) if isinstance(error, ExceptionGroup) else error
         if not isinstance(cause, RemoteError):
@@ -228,7 +229,7 @@ async def _exchange(round_: Round, number: int, last: Ended | None) -> None:
     async with round_.host.stream(round_.group.members[number], begin) as stream, asyncio.TaskGroup() as both_ways:
         if round_.mass > 0:
             both_ways.create_task(_contribute(stream, round_, indices), name="send parts")
-        both_ways.create_task(_collect(stream, round_, indices), name="receive means")
+        await _collect(stream, round_, indices)
 
 
 async def _contribute(stream: Stream, round_: Round, indices: list[int]) -> None:

@@ -167,9 +167,8 @@ class Meetings:
         callers = sorted(gathering.callers)
         self._host.random.shuffle(callers)
         outcome: dict[str, Roll | RefusedError] = {}
-        places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
         for group in split_crowd(callers, gathering.most):
             group_id = self._host.random.randbytes(16).hex()
             members = {peer_id: gathering.callers[peer_id] for peer_id in group}
-            outcome |= close_roll(group_id, PLAIN, number, members, places)
+            outcome |= close_roll(group_id, PLAIN, number, members)
         gathering.closed.set_result(outcome)

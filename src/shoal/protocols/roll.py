@@ -109,7 +109,7 @@ class RollBook:
             asked = number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
             collector = self._collector(series, number, candidates)
             left = max(0.1, until - self._host.clock.now())
-            here = Here(series, number, weight, bandwidth, shapes, left / 2, stand)
+            here = Here(series, number, weight, bandwidth, shapes, left / 2, stand, tuple(self._members.me.endpoints))
             try:
                 roll = await self._ask(collector, here, left)
             except PeerLost:
@@ -280,8 +280,7 @@ class RollBook:
         if went_on and len(callers) == 1:
             roll.closed.set_result(dict.fromkeys(callers, RefusedError("all others were lost, or went on", CUT_OFF)))
             return
-        places = {peer_id: record.endpoints for peer_id, record in self._register.everybody().items()}
-        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers, places))
+        roll.closed.set_result(close_roll(self._host.random.randbytes(16).hex(), series, number, callers))
 
     def _lost(self, who: str, reason: str, polite: bool) -> None:
         """Its call is gone with its link; if it lives it calls again."""

@@ -9,6 +9,7 @@ import msgspec
 from shoal.core.address import MAX_ENDPOINTS
 from shoal.core.errors import NobodyThere, OutOfStep, ProtocolError, RefusedError, RoundError, TensorError
 from shoal.net.envelope import Message
+from shoal.overlay.routing import Places
 from shoal.planning.divergence import judge
 from shoal.planning.gathering import level_of
 from shoal.planning.shares import without_noise
@@ -34,7 +35,7 @@ class Stand(Message, frozen=True):
 
 
 class Here(Message, frozen=True):
-    """I take part in averaging `number`; I wait at most `patience_seconds` for the roll."""
+    """I take part in averaging `number`; I wait at most `patience_seconds` for the roll, and listen at `places`."""
 
     series: str
     number: int
@@ -43,6 +44,7 @@ class Here(Message, frozen=True):
     shapes: Shapes
     patience_seconds: float
     stand: Stand | None = None
+    places: Places = ()
 
 
 class Roll(Message, frozen=True):
@@ -113,9 +115,7 @@ def makes_sense(roll: Roll, me: str) -> bool:
 Callers = dict[str, Here]
 
 
-def close_roll(
-    roll_id: str, series: str, number: int, callers: Mapping[str, Here], places: Mapping[str, list[str]]
-) -> dict[str, Roll | RefusedError]:
+def close_roll(roll_id: str, series: str, number: int, callers: Mapping[str, Here]) -> dict[str, Roll | RefusedError]:
     """The record for each caller. Whoever is not as most of the others are is told where it differs."""
     if not callers:
         return {}
@@ -134,7 +134,7 @@ def close_roll(
     roll = Roll(
         roll_id, series, number, members,
         [call.weight for call in here.values()], without_noise([call.bandwidth for call in here.values()]),
-        [places.get(peer_id, []) for peer_id in members],
+        [list(call.places) for call in here.values()],
         [call.stand.batches for call in here.values() if call.stand is not None],
         {who: (error.code, error.reason) for who, error in list(refused.items())[:MAX_TURNED_AWAY]}, disunited,
     )  # fmt: skip

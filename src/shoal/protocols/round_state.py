@@ -8,8 +8,9 @@ over        settled (this result stands) or failed (every value is as it was bef
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -18,7 +19,6 @@ import xxhash
 from torch import Tensor
 
 from shoal.core.errors import PeerLost, ProtocolError, RefusedError, RemoteError
-from shoal.core.tasks import first_of
 from shoal.net.host import Host
 from shoal.planning.shares import Part, cut_parts, shares_by_bandwidth
 from shoal.planning.versions import Version, Versions, reducer_order
@@ -80,33 +80,58 @@ class Round:
         self.on_lost: list[Callable[[str, str], None]] = []
         self.refused_by: dict[str, None] = {}
         self.cut_off = ""
-        self._losing: dict[str, asyncio.Event] = {}
-        self._waiting: dict[asyncio.Future[None], Callable[[], Any]] = {}
+        self._waiting: dict[int | None, dict[asyncio.Future[None], Callable[[], Any]]] = {}
 
     # -- waiting
 
-    def change(self) -> None:
-        """Wake those who wait in `until` for what is now true."""
-        for waiter, condition in list(self._waiting.items()):
+    def change(self, owner: int | None = None) -> None:
+        """Wake those who wait for what is now true; of a change of one owner's parts few have to know."""
+        owners = self._waiting if owner is None else (None, owner)
+        for waiter, condition in [entry for who in owners for entry in self._waiting.get(who, {}).items()]:
             if not waiter.done() and condition():
                 waiter.set_result(None)
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Return as soon as the condition holds; it is looked at after every change of this round."""
+    async def until(self, condition: Callable[[], Any], owner: int | None = None) -> None:
+        """Return as soon as the condition holds. It is looked at after every change of this round; with `owner` not
+        after those that are about another one's parts."""
         while not condition():
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting[waiter] = condition
-            try:
+            with self._waiter(condition, owner) as waiter:
                 await waiter
-            finally:
-                del self._waiting[waiter]
+
+    async def unless(
+        self, is_needless: Callable[[], bool], work: Coroutine[Any, Any, Result], owner: int | None = None
+    ) -> asyncio.Task[Result] | None:
+        """Await work in a task, and return that, its failure not raised; None where it was needless and was ended."""
+        task = asyncio.create_task(work)
+        try:
+            with self._waiter(is_needless, owner) as waiter:
+                task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+                if not is_needless():
+                    await waiter
+            return task if task.done() else None
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            elif not task.cancelled():
+                task.exception()  # it may come too late for anybody to ask for it
 
     async def unless_lost(self, who: str, work: Coroutine[Any, Any, Result]) -> Result:
         """Await work that needs this member. Raises PeerLost as soon as it is lost, whatever the work waits for."""
-        place, result = await first_of(work, self._losing.setdefault(who, asyncio.Event()).wait())
-        if place == 0:
-            return result  # type: ignore[no-any-return]
-        raise PeerLost(f"{who[:8]}: {self.lost[who]}")
+        task = await self.unless(lambda: who in self.lost, work)
+        if task is None:
+            raise PeerLost(f"{who[:8]}: {self.lost[who]}")
+        return task.result()
+
+    @contextlib.contextmanager
+    def _waiter(self, condition: Callable[[], Any], owner: int | None) -> Iterator[asyncio.Future[None]]:
+        waiter = asyncio.get_running_loop().create_future()
+        waiters = self._waiting.setdefault(owner, {})
+        waiters[waiter] = condition
+        try:
+            yield waiter
+        finally:
+            del waiters[waiter]
 
     # -- the others
 
@@ -124,7 +149,6 @@ class Round:
         self.lost[who] = reason
         if politely:
             self.left[who] = None
-        self._losing.setdefault(who, asyncio.Event()).set()
         for notice in self.on_lost:
             notice(who, reason)
         self.change()
@@ -181,7 +205,7 @@ class Round:
             self._missing[self.owners[index]] -= current is None
             self._replaced |= current is not None
             self.held[index] = held
-            self.change()
+            self.change(self.owners[index])
 
     def versions(self) -> Versions:
         """What is held of each part, once every part is."""

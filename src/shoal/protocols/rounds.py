@@ -91,13 +91,15 @@ class Rounds:
             round_.lose(who, "it left" if polite else reason, politely=polite)
 
     async def _find(self, who: str, where: Where) -> tuple[Round, Reducer]:
-        """The round that a member means; waits a little where this peer is not yet there. Raises RefusedError."""
-        try:
-            async with asyncio.timeout(FIND_SECONDS):
-                while where not in self._rounds and not self._is_over(where):
+        """The round that a member means; waits where this peer is not yet there: a little, or until the round before
+        has ended. Raises RefusedError."""
+        while where not in self._rounds and not self._is_over(where):
+            try:
+                async with asyncio.timeout(FIND_SECONDS):
                     await self._opened.wait()
-        except TimeoutError:
-            pass  # it is not open here
+            except TimeoutError:
+                if not self._comes_later(where):
+                    break  # it is not open here
         if where not in self._rounds:
             self.dropped["a message of a roll that is not open here"] += 1
             raise RefusedError("this round is not open here", CLOSED)
@@ -116,6 +118,13 @@ class Rounds:
         there, here = (where.number, where.round_index), (newest.number, newest.round_index)
         same = there == here if where.series == PLAIN else where.number == newest.number
         return there < here or (same and where.roll_id != newest.roll_id)
+
+    def _comes_later(self, where: Where) -> bool:
+        """Whether this peer is in an earlier round of the same roll, which may take long: its group lost somebody."""
+        newest = self._newest.get(where.series)
+        if newest is None or newest.roll_id != where.roll_id or newest.round_index >= where.round_index:
+            return False
+        return self._rounds[newest][0].ended_at is None
 
     def _check(self, round_: Round, who: str) -> None:
         if who in round_.lost:
@@ -141,7 +150,7 @@ class Rounds:
         try:
             async with asyncio.TaskGroup() as both_ways:
                 both_ways.create_task(self._receive(stream, round_, reducer), name="receive parts")
-                both_ways.create_task(self._send(stream, round_, reducer), name="send means")
+                await self._send(stream, round_, reducer)
             wholly = True
         except ExceptionGroup as errors:
             raise root_cause(errors) from None
@@ -166,7 +175,7 @@ class Rounds:
             reducer.serving(stream.peer_id)
 
     async def _until_held(self, round_: Round, index: int, who: str) -> None:
-        await round_.until(lambda: round_.held[index] is not None or round_.state == FAILED)
+        await round_.until(lambda: round_.held[index] is not None or round_.state == FAILED, round_.owners[index])
         self._check(round_, who)
 
     # -- what others ask for when somebody was lost

@@ -138,7 +138,8 @@ class Moshpit:
         for round_index in range(self.plain_rounds):
             now = peer.clock.now()
             seconds = max(0.1, until - now) / (self.plain_rounds - round_index)
-            here = Here(PLAIN, number, 1.0, peer.bandwidth(), shapes, min(self.window_seconds, seconds / 2))
+            window_seconds, places = min(self.window_seconds, seconds / 2), tuple(peer.members.me.endpoints)
+            here = Here(PLAIN, number, 1.0, peer.bandwidth(), shapes, window_seconds, places=places)
             try:
                 roll = await meetings.meet(f"{number}.{round_index} {meetings.key}", self.group_size, here, seconds)
                 left = max(0.1, now + seconds - peer.clock.now())
