@@ -17,7 +17,7 @@ from shoal.protocols.rounds import FIND_SECONDS
 SIZE = 1 << 18  # a MB
 
 
-@pytest.mark.parametrize("transfer_seconds", [FIND_SECONDS - 2, FIND_SECONDS + 1])
+@pytest.mark.parametrize("transfer_seconds", [FIND_SECONDS - 2, FIND_SECONDS + 3, 3 * FIND_SECONDS])
 def test_it_is_not_refused_while_they_are_on_their_way(transfer_seconds) -> None:
     """Members 0 and 1 average over slow lines; member 2 begins the round of all three at once. All end equal."""
 

@@ -94,6 +94,24 @@ def test_waiting_for_a_slow_partner_does_not_slow_the_own_link_down() -> None:
     assert gauge.bytes_per_second() == pytest.approx(10e6, rel=0.25)
 
 
+def test_a_trickle_to_a_slow_partner_does_not_slow_the_own_link_down() -> None:
+    """2 s at 10 MB/s to all partners, then 6 s at 0.5 MB/s to the last one: most bytes passed at 10 MB/s."""
+    gauge, now = passing(10e6, 10_000, 2.0), 2.0
+    for _ in range(300):
+        now += 0.02
+        gauge.add(10_000, now)
+    assert gauge.bytes_per_second() == pytest.approx(10e6, rel=0.1)
+
+
+def test_a_burst_into_a_buffer_is_not_the_rate_of_the_link() -> None:
+    """1 MB at once, then 4 MB at 1 MB/s."""
+    gauge = RateGauge()
+    gauge.add(1_000_000, 0.0)
+    for number in range(400):
+        gauge.add(10_000, (number + 1) / 100)
+    assert gauge.bytes_per_second() == pytest.approx(1e6, rel=0.1)
+
+
 def test_heartbeats_do_not_make_a_window_busy() -> None:
     gauge = passing(12.5e6, 10_000, 1.0)
     before = gauge.bytes_per_second()

@@ -31,18 +31,27 @@ from shoal.planning.lateness import EARLIEST_SECONDS, predicted_stragglers
     ],
 )  # fmt: skip
 def test_who_is_late(delivered, elapsed, late) -> None:
-    assert predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed)) == late
+    assert predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed), {}) == late
 
 
 def test_whoever_begins_later_is_judged_by_its_own_time() -> None:
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.15}, {"a": 9.0, "b": 9.0, "c": 3.1}) == []
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.01}, {"a": 9.0, "b": 9.0, "c": 2.9}) == []
-    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.1}, {"a": 9.0, "b": 9.0, "c": 3.1}) == ["c"]
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.15}, {"a": 9.0, "b": 9.0, "c": 3.1}, {}) == []
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.01}, {"a": 9.0, "b": 9.0, "c": 2.9}, {}) == []
+    assert predicted_stragglers({"a": 1.0, "b": 1.0, "c": 0.1}, {"a": 9.0, "b": 9.0, "c": 3.1}, {}) == ["c"]
+
+
+def test_whoever_is_known_to_be_slow_has_longer() -> None:
+    """A line a quarter as fast as the others': at the same pace one without a known rate is late."""
+    delivered, elapsed = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.15}, dict.fromkeys("abcd", 5.0)
+    rates = {"a": 1 / 12e6, "b": 1 / 12e6, "c": 1 / 12e6, "d": 1 / 3e6}
+    assert predicted_stragglers(delivered, elapsed, {}) == ["d"]
+    assert predicted_stragglers(delivered, elapsed, rates) == []
+    assert predicted_stragglers(delivered | {"d": 0.05}, elapsed, rates) == ["d"]
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=9), st.floats(0, 1e4))
 def test_never_a_majority_never_who_is_done_never_the_fastest(delivered, elapsed) -> None:
-    late = predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed))
+    late = predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed), {})
     assert len(late) <= len(delivered) / 2
     assert all(delivered[who] < 1 for who in late)
     assert not late or max(delivered[who] for who in late) < max(delivered.values())
@@ -51,5 +60,5 @@ def test_never_a_majority_never_who_is_done_never_the_fastest(delivered, elapsed
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=9), st.floats(3, 100), st.floats(3, 100))
 def test_the_verdict_does_not_depend_on_how_long_the_round_takes(fractions, one, other) -> None:
     delivered = {str(number): fraction for number, fraction in enumerate(fractions)}
-    verdicts = [predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed)) for elapsed in (one, other)]
+    verdicts = [predicted_stragglers(delivered, dict.fromkeys(delivered, elapsed), {}) for elapsed in (one, other)]
     assert verdicts[0] == verdicts[1]

@@ -40,16 +40,17 @@ class Silence:
 
 
 class RateGauge:
-    """Bytes per second of a link while it is busy: the upper quartile over its last windows with traffic.
+    """Bytes per second of a link while it is busy: three of four of the last bytes passed at this rate or more slowly.
 
-    A window lasts 50 ms, or until the next bytes where they come more slowly. A quartile, not the mean: the pause
-    between two averagings, and a fast peer's wait for a slow partner, say nothing about its own link.
+    A window lasts 50 ms, or until the next bytes where they come more slowly. The quartile is one of bytes, not of
+    windows: the pause between two averagings, and a fast peer's long wait for a slow partner's trickle, say nothing
+    about its own link. A burst that only fills a buffer is few bytes.
     """
 
     def __init__(self) -> None:
         self._window_start = 0.0
         self._window_bytes = 0
-        self._rates: deque[float] = deque(maxlen=WINDOWS_KEPT)
+        self._windows: deque[tuple[float, int]] = deque(maxlen=WINDOWS_KEPT)  # (rate, bytes)
         self.total_bytes = 0
 
     def count(self, count_bytes: int) -> None:
@@ -61,15 +62,20 @@ class RateGauge:
         elapsed = now - self._window_start
         if elapsed >= WINDOW_SECONDS:
             if self._window_bytes >= BUSY_BYTES:
-                self._rates.append(self._window_bytes / elapsed)
+                self._windows.append((self._window_bytes / elapsed, self._window_bytes))
             self._window_start, self._window_bytes = now, 0
         self._window_bytes += count_bytes
 
     def bytes_per_second(self) -> float | None:
         """None before four busy windows."""
-        if len(self._rates) < 4:
+        if len(self._windows) < 4:
             return None
-        return sorted(self._rates)[(3 * len(self._rates)) // 4]
+        passed, most = 0, 0.75 * sum(count for _, count in self._windows)
+        for rate, count in sorted(self._windows):  # noqa: B007  the last one is returned
+            passed += count
+            if passed >= most:
+                break
+        return rate
 
 
 class Allowance:

@@ -52,13 +52,18 @@ ALLOWED = """
 class _Future(asyncio.Future[Any]):
     """A future hashed by its serial number in its loop. Equality stays identity."""
 
+    _loop: VirtualLoop
+
     def __init__(self, *, loop: VirtualLoop) -> None:
         self._serial = next(loop.serials)
         super().__init__(loop=loop)
-        loop.alive.add(self)
 
     def __hash__(self) -> int:
         return self._serial
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        self._loop.alive.add(self)  # until somebody has retrieved it
+        super().set_exception(exception)
 
 
 class _Task(asyncio.Task[Any]):

@@ -1,6 +1,6 @@
 """What travels in the header of a frame once two peers know each other.
 
-On a link: Ask, Answer, Fail, Ping, Bye, Part. On a stream: Open, Item (with a payload), End, Fail. Bodies are
+On a link: Ask, Answer, Fail, Ping, Bye, Part. On a stream: Open, Item (with a payload), Ping, End, Fail. Bodies are
 msgspec structs that the receiver decodes with the type it expects: nothing that a peer sends chooses a type here, and
 nothing is unpickled.
 """
@@ -86,7 +86,7 @@ class Part(_Frame, tag=9, frozen=True):
 
 
 LinkFrame = Ask | Answer | Fail | Ping | Bye | Part
-StreamFrame = Open | Item | End | Fail
+StreamFrame = Open | Item | Ping | End | Fail
 MAX_REASON, MAX_CODE = 500, 100
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
 """What decoding raises: a value nested a thousand deep is no MsgspecError."""

@@ -14,6 +14,7 @@ from shoal.net.envelope import (
     Fail,
     Item,
     Message,
+    Ping,
     decode_body,
     decode_stream,
     encode,
@@ -44,7 +45,8 @@ class Stream:
     async def receive(self, kind: type[Body]) -> tuple[Body, memoryview]:
         """The next message and its payload. Raises StreamEnded, RefusedError, ProtocolError or PeerLost."""
         header, payload = await self._channel.receive()
-        frame = decode_stream(header)
+        while isinstance(frame := decode_stream(header), Ping):
+            header, payload = await self._channel.receive()
         if isinstance(frame, Item):
             return decode_body(frame.body, kind), payload
         self._ended_there = True
@@ -53,6 +55,10 @@ class Stream:
         if isinstance(frame, Fail):
             raise RefusedError(frame.reason[:MAX_REASON], frame.code[:MAX_CODE])
         raise ProtocolError("a stream was opened within a stream")
+
+    def give_sign_of_life(self) -> None:
+        """Tell the other end, which waits, that this one has not forgotten it."""
+        self._channel.post(encode(Ping(0.0)))
 
     async def end(self) -> None:
         """Say that nothing more comes from this end."""
@@ -69,4 +75,4 @@ class Stream:
         """Read, and drop, what the other end still sends: then the connection is free for another use."""
         while not self._ended_there:
             header, _ = await self._channel.receive()
-            self._ended_there = not isinstance(decode_stream(header), Item)
+            self._ended_there = not isinstance(decode_stream(header), Item | Ping)

@@ -254,6 +254,7 @@ async def _lose_late_reducers(round_: Round) -> None:
     host = round_.host
     started_at = looked_at = host.clock.now()
     owners = [number for number in dict.fromkeys(round_.owners) if number != round_.me]
+    began: dict[int, tuple[float, int]] = {}
     ended: dict[int, float] = {}
     while not all(map(round_.whole, owners)):
         try:
@@ -262,21 +263,31 @@ async def _lose_late_reducers(round_: Round) -> None:
         except TimeoutError:
             now = host.clock.now()
             if now - looked_at > REDUCERS_WATCH_SECONDS + STALL_SECONDS:
-                started_at, ended = now, {}  # our own stall is no lateness of theirs
-            for number, reason in _late_reducers(round_, owners, ended, now, started_at):
+                started_at, began, ended = now, {}, {}  # our own stall is no lateness of theirs
+            for number, reason in _late_reducers(round_, owners, began, ended, now, started_at):
                 round_.lose(round_.group.members[number], f"late: {reason}")
         looked_at = host.clock.now()
 
 
 def _late_reducers(
-    round_: Round, owners: list[int], ended: dict[int, float], now: float, started_at: float
-) -> list[tuple[int, str]]:
-    """`ended`: after how many seconds a share was seen to be whole; for the others their end is predicted."""
+    round_: Round, owners: list[int], began: dict[int, tuple[float, int]], ended: dict[int, float], now: float,
+    started_at: float,
+) -> list[tuple[int, str]]:  # fmt: skip
+    """`began`: after how many seconds means of a share were first seen, and how many; `ended`: when it was whole.
+
+    The end of the others is predicted from their pace since then: before, they waited for the slowest sender. A mean
+    that is under way counts.
+    """
     elapsed = now - started_at
     shares = {number: round_.owned_by(number) for number in owners}
     held = {number: len(share) - len(round_.missing(number)) for number, share in shares.items()}
     ended |= {number: elapsed for number in owners if number not in ended and held[number] == len(shares[number])}
-    ends = {number: elapsed * len(shares[number]) / count for number, count in held.items() if count} | ended
+    began |= {number: (elapsed, count) for number, count in held.items() if count and number not in began}
+    ends = dict(ended)
+    for number, (began_at, first) in began.items():
+        if number not in ended and elapsed > began_at:
+            missing = len(shares[number]) - held[number]
+            ends[number] = elapsed + missing * (elapsed - began_at) / (held[number] - first + 1)
     limit = max(3 * median(ends.values()), median(ends.values()) + LATE_REDUCER_SECONDS) if len(ends) > 2 else None
     late = []
     for number in owners:

@@ -18,8 +18,9 @@ from shoal.tensors.mixing import PartMean
 
 WATCH_SECONDS, STALL_SECONDS = 0.1, 0.5
 BEGIN_SECONDS = 6.0
-"""A member may begin a later round this much after us: its group before may have lost somebody. One that has begun may
-be quiet for as long while it gives signs of life: its uplink is full, and others are served first."""
+"""A member may begin a later round this much after us, or as much as the earlier ones took here: its groups may be
+slower. One that has begun may be quiet for so long while it gives signs of life: its uplink is full, and others are
+served first."""
 LIVELY_SECONDS = 1.0
 FETCH_SECONDS = 10.0
 """How long a member may take for one part's mean before nobody waits for it: 0.5 MB at 0.4 Mbit/s."""
@@ -43,6 +44,7 @@ class Reducer:
         self._round, self._host, group = round_, round_.host, round_.group
         self._numbers = {who: number for number, who in enumerate(group.members)}
         self._expected = [who for who, mass in zip(group.members, group.masses, strict=True) if mass > 0]
+        self._slowness = {who: 1 / rate for who, rate in zip(group.members, group.bandwidths, strict=True) if rate}
         self._reductions: dict[int, Reduction] = {}
         self._claims: dict[str, tuple[str, float]] = {}
         self._began_at: dict[str, float] = {}
@@ -213,12 +215,15 @@ class Reducer:
                 continue
             patience = remote.bulk.patience_seconds() if remote else BEGIN_SECONDS
             is_lively = remote is not None and now - remote.life.last_heard < LIVELY_SECONDS
-            if is_lively if sender in self._claims else self._round.group.round_index > 0:
+            if sender not in self._claims and self._round.group.round_index > 0:
+                patience = max(BEGIN_SECONDS, self._round.before_seconds)
+            elif is_lively and sender in self._claims:
                 patience = BEGIN_SECONDS
             if silent_seconds > patience:
                 self.leave_out(sender, f"late: silent for {silent_seconds:.1f} s")
-        fractions = {who: count / len(self.share) for who, count in self.delivered.items()} if self.share else {}
+        parts = len(self.share)  # the one that is under way counts: nobody knows how much of it has come
+        fractions = {who: min(1.0, (count + 1) / parts) for who, count in self.delivered.items() if count}
         elapsed = {who: now - max(started_at, self._began_at.get(who, now)) for who in fractions}
-        for sender in predicted_stragglers(fractions, elapsed):
+        for sender in predicted_stragglers(fractions, elapsed, self._slowness):
             pace = f"{fractions[sender]:.0%} in {elapsed[sender]:.1f} s"
             self.leave_out(sender, f"late: {pace}, it would take more than 3 x the group's median")

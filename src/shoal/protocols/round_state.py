@@ -55,13 +55,14 @@ class Round:
         self, host: Host, group: Group, vectors: Vectors, source: str, mass: float, part_bytes: int,
         dropped: Counter[str], memory: Memory,
     ) -> None:  # fmt: skip
-        shares = shares_by_bandwidth(group.bandwidths)
-        owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
+        self.shares = shares_by_bandwidth(group.bandwidths)
+        owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, self.shares, part_bytes)
         self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
         self._memory = memory
         self._result = self._new_result()
         self._replaced = False  # whether a mean was: who fetched it may still be sent what lies in the result
         self.started_at = host.clock.now()
+        self.before_seconds = 0.0  # how long the earlier rounds of its averaging took here
         self.ended_at: float | None = None
         self.me = group.members.index(host.peer_id)
         self.parts: list[Part] = [part for share in owned for part in share]

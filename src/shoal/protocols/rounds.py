@@ -39,6 +39,8 @@ from shoal.tensors.memory import Memory
 
 FIND_SECONDS = BEGIN_SECONDS + 1.0
 """A member may come to a round a moment later than those who open streams to it."""
+SIGN_SECONDS = 1.0
+"""Between signs of life to them, while the round before goes on here."""
 LEFT_OUT_HERE = "left out here: "
 KEPT_ROUNDS = 2
 """Of each series: this peer's newest rounds, which the others may still ask for."""
@@ -51,6 +53,7 @@ class Rounds:
         self.host = host
         self._rounds: dict[Where, tuple[Round, Reducer]] = {}
         self._newest: dict[str, Where] = {}
+        self._first_began: dict[str, tuple[str, float]] = {}  # of each series: its newest roll, and when that began
         self._ended: dict[str, Ended] = {}
         self._opened = asyncio.Event()
         self.on_open: list[Callable[[Round], None]] = []
@@ -67,6 +70,11 @@ class Rounds:
         earlier = [old for old in self._rounds if old.series == where.series]
         for old in earlier[: max(0, len(earlier) - KEPT_ROUNDS + 1)]:
             self._rounds.pop(old)[0].on_lost.clear()  # or its values would stay until the garbage is collected
+        roll_id, began_at = self._first_began.get(where.series, ("", 0.0))
+        if roll_id != where.roll_id:
+            began_at = round_.started_at
+            self._first_began[where.series] = where.roll_id, began_at
+        round_.before_seconds = round_.started_at - began_at
         self._rounds[where] = round_, reducer
         self._newest[where.series] = where
         for notice in self.on_open:
@@ -90,15 +98,21 @@ class Rounds:
         for round_, _ in self._rounds.values():
             round_.lose(who, "it left" if polite else reason, politely=polite)
 
-    async def _find(self, who: str, where: Where) -> tuple[Round, Reducer]:
+    async def _find(self, who: str, where: Where, stream: Stream | None = None) -> tuple[Round, Reducer]:
         """The round that a member means; waits where this peer is not yet there: a little, or until the round before
         has ended. Raises RefusedError."""
+        until = self.host.clock.now() + FIND_SECONDS
         while where not in self._rounds and not self._is_over(where):
             try:
-                async with asyncio.timeout(FIND_SECONDS):
+                async with asyncio.timeout(SIGN_SECONDS):
                     await self._opened.wait()
             except TimeoutError:
-                if not self._comes_later(where):
+                now = self.host.clock.now()
+                if self._comes_later(where):
+                    until = now + FIND_SECONDS
+                    if stream is not None:
+                        stream.give_sign_of_life()
+                if now >= until:
                     break  # it is not open here
         if where not in self._rounds:
             self.dropped["a message of a roll that is not open here"] += 1
@@ -137,7 +151,7 @@ class Rounds:
     # -- a reducer's side of its streams
 
     async def _reduce(self, stream: Stream, begin: Begin) -> None:
-        round_, reducer = await self._find(stream.peer_id, begin.where)
+        round_, reducer = await self._find(stream.peer_id, begin.where, stream)
         ours = self.last(begin.where.series)
         if ours and begin.last and ours.where == begin.last.where and ours.versions != begin.last.versions:
             self.host.log.add("warning", "its last averaging ended with other values than ours", stream.peer_id)

@@ -23,7 +23,8 @@ from shoal.sim.replica import VirtualReplica
 from shoal.sim.world import Machine, World, digest_of
 from shoal.strategies.moshpit import Moshpit
 
-SIZE = 2048
+SIZE, PART_BYTES = 8192, 1024
+"""Of the small vector. A share is cut into as many parts as that of a state of 16 MB is by default."""
 PATIENCE_SECONDS = 120.0
 
 
@@ -57,7 +58,9 @@ class Swarm:
 
     def _strategy(self) -> Moshpit:
         seconds = 60 + 100 * self.state_bytes / self.bytes_per_second
-        return Moshpit(group_size=self.group_size, every_seconds=self.every_seconds, timeout_seconds=seconds)
+        return Moshpit(
+            group_size=self.group_size, every_seconds=self.every_seconds, timeout_seconds=seconds, part_bytes=PART_BYTES
+        )
 
     def run(self, seed: int) -> dict[str, Any]:
         """Figures of the averagings. `cpu_seconds`, and events and messages per second, are of this machine."""
