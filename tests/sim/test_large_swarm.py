@@ -20,6 +20,7 @@ COUNT, NEIGHBOURS = 30, 6
 @pytest.fixture(autouse=True)
 def few_links(monkeypatch):
     monkeypatch.setattr(membership, "NEIGHBOURS", NEIGHBOURS)
+    monkeypatch.setattr(membership, "OWN_DIALS", NEIGHBOURS // 2)
     monkeypatch.setattr(register, "NEIGHBOURS", NEIGHBOURS)
 
 

@@ -19,12 +19,14 @@ class Silence:
     """
 
     def __init__(self, now: float) -> None:
-        self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
+        self._gaps: deque[float] | None = None  # it takes 0.7 KB, and most connections never fall silent
         self.last_heard = now
 
     def heard(self, now: float) -> None:
         """Bytes came at `now`."""
         if now - self.last_heard >= SHORTEST_GAP_SECONDS:
+            if self._gaps is None:
+                self._gaps = deque(maxlen=GAPS_KEPT)
             self._gaps.append(now - self.last_heard)
         self.last_heard = now
 

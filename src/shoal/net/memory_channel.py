@@ -7,7 +7,6 @@ its last byte left. A small one is a packet: it takes its own time on both lines
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,9 +62,9 @@ class MemoryChannel:
         self._sending = asyncio.Lock()
         self._departure: asyncio.Future[None] | None = None
         self._on_the_way_bytes = 0
-        self._room: asyncio.Event = asyncio.Event()
+        self._room: asyncio.Event | None = None
         # what comes
-        self._frames: deque[Frame] = deque()
+        self._frames: list[Frame] = []
         self._held: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self._wake_receiver: asyncio.Future[None] | None = None
         transport.channels[self] = None
@@ -128,6 +127,7 @@ class MemoryChannel:
     async def _wait_for_room(self) -> None:
         while self._on_the_way_bytes > WINDOW_BYTES and not self._lost:
             before = self._on_the_way_bytes
+            self._room = self._room or asyncio.Event()
             self._room.clear()
             try:
                 async with asyncio.timeout(SLOW_READER_SECONDS):
@@ -237,13 +237,13 @@ class MemoryChannel:
                 raise self._reason()
             self._wake_receiver = self._loop.create_future()
             await self._wake_receiver
-        frame = self._frames.popleft()
+        frame = self._frames.pop(0)
         self._far._was_read(self._window(frame))
         return frame
 
     def _was_read(self, count_bytes: int) -> None:
         self._on_the_way_bytes -= count_bytes
-        if self._on_the_way_bytes <= WINDOW_BYTES:
+        if self._room is not None and self._on_the_way_bytes <= WINDOW_BYTES:
             self._room.set()
 
     def _wake(self) -> None:
@@ -304,7 +304,8 @@ class MemoryChannel:
         self._transport.channels.pop(self, None)
         if self._departure is not None and not self._departure.done():
             self._departure.set_result(None)  # whoever waits for it finds that the connection is lost
-        self._room.set()
+        if self._room is not None:
+            self._room.set()
         self._wake()
 
     def _reason(self) -> Exception:

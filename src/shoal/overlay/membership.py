@@ -40,10 +40,10 @@ REDIAL_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, *[4.0] * 150, 30.0)
 """Pauses before a lost peer is dialled again. The last one repeats: a network that split may heal tomorrow.
 
 Whom only the register names is dialled once: if it lives, the register names it again."""
-NEIGHBOURS = 64
-MAX_SOUGHT = 256
-CALL_SECONDS = 5.0
-MAX_ACQUAINTANCES = 1000
+NEIGHBOURS, OWN_DIALS = 64, 16
+"""Links that a peer keeps, and how many it dials in a swarm of more: it is dialled by as many."""
+MAX_SOUGHT, MAX_ACQUAINTANCES = 256, 1000
+CALL_SECONDS, HEARD_SECONDS = 5.0, 120.0
 
 
 Known = TypeVar("Known", Acquaintance, Record)
@@ -62,6 +62,7 @@ class Membership:
         self._gone: dict[str, float] = {}  # who left or was lost, and has not been met again: when it was born
         self._unreached: dict[str, None] = {}  # listed, but dialled in vain, and has not been heard of since
         self._redialling: dict[str, None] = {}
+        self.most_heard_of = 0, 0.0  # how many other members at once, and when
         self.directory = Directory(host)
         self.on_change: list[Callable[[], None]] = []
         self.on_rolls: list[Callable[[dict[str, int]], None]] = []  # the newest numbers that a member knows
@@ -159,12 +160,11 @@ class Membership:
             self._redial(who.peer_id, who.endpoints, REDIAL_SECONDS)
 
     def _chosen(self, candidates: list[Known]) -> list[Known]:
-        """As many of them as there is room for links; not the same ones everywhere.
-
-        In a large swarm a peer dials half of the links that it should have, and is dialled for the others.
-        """
-        known = len(self.members) + len(self._redialling)
-        room = (NEIGHBOURS if known + len(candidates) <= NEIGHBOURS else NEIGHBOURS // 2) - known
+        """As many of them as it should dial; not the same ones everywhere."""
+        known, now = len(self.members) + len(self._redialling), self.host.clock.now()
+        if known + len(candidates) >= self.most_heard_of[0] or now - self.most_heard_of[1] > HEARD_SECONDS:
+            self.most_heard_of = known + len(candidates), now
+        room = (NEIGHBOURS if self.most_heard_of[0] <= NEIGHBOURS else OWN_DIALS) - known
         return candidates if len(candidates) <= room else self.host.random.sample(candidates, max(0, room))
 
     def _learn(self, peer_id: str, record: Record) -> None:

@@ -27,7 +27,8 @@ PAUSES_SECONDS, STAY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0), 30.0
 """Before each visit to the page, the last one for ever. The first links are made by the first; a crowd of newcomers
 has found each other before the long pauses."""
 LARGE_PAGE, MOST_VISITS = 64, 6
-"""A page of more records is read at each second visit only, of twice as many at each third, up to each sixth."""
+"""A page of more records is read at each second visit only; later on, of twice as many at each third, and so on, up to
+each sixth."""
 UNUSED_SECONDS = 20.0
 MAX_DECODED, MAX_LISTED = 4096, 10_000
 
@@ -58,7 +59,7 @@ class Register:
             if self._members.charter is not None:
                 await directory.store(self._page_key, bytes(raw(self._members.me.listed())), STAY_SECONDS)
                 unread += 1
-                if unread >= self._visits_per_reading or visit < len(PAUSES_SECONDS):
+                if unread >= (self._visits_per_reading if visit >= len(PAUSES_SECONDS) else self._early_visits):
                     await self._read_page()
                     unread = 0
                 await self._give_up_unused()
@@ -72,6 +73,10 @@ class Register:
     def _visits_per_reading(self) -> int:
         return min(1 + len(self._page) // LARGE_PAGE, MOST_VISITS)
 
+    @property
+    def _early_visits(self) -> int:
+        return min(self._visits_per_reading, 2)
+
     async def look_for_newcomers(self) -> None:
         """Read the page now, where it is read rarely: whoever collects a roll has to know who came meanwhile."""
         if self._visits_per_reading > 1:
@@ -79,7 +84,8 @@ class Register:
 
     async def _read_page(self) -> None:
         page = self._page_key
-        entries = (await self._members.directory.get(page, one_by_one=len(self._page) > LARGE_PAGE))[page]
+        is_large = max(len(self._page), self._members.most_heard_of[0]) > LARGE_PAGE
+        entries = (await self._members.directory.get(page, one_by_one=is_large))[page]
         for who, entry in entries.items():
             if entry.sequence > self._sequences.get(who, -1):
                 self._members.has_written(who)

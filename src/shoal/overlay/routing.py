@@ -122,9 +122,16 @@ class RoutingTable:
     def nearest(self, point: int, count: int, *, proven: bool = False) -> list[Contact]:
         """The nearest contacts that do not rest, nearest first; `proven`: of those whose last call was answered."""
         shunned = self._rests.__contains__ if proven else self.resting
-        ranked = {point_of(contact.peer_id) ^ point: contact for contact in self}  # the distance tells them apart
-        near = (contact for _, contact in sorted(ranked.items()) if not shunned(contact))
+        near = (contact for contact in self._by_distance(point) if not shunned(contact))
         return list(itertools.islice(near, count))
+
+    def _by_distance(self, point: int) -> Iterator[Contact]:
+        """All contacts, the nearest first. In the point's own bucket they are nearest, then those in all lower ones."""
+        own = (point ^ point_of(self._me)).bit_length() - 1
+        lower = [number for number in self._buckets if number < own]
+        for numbers in ([own], lower, *([number] for number in sorted(self._buckets) if number > own)):
+            contacts = [contact for number in numbers for contact in self._buckets.get(number, {}).values()]
+            yield from sorted(contacts, key=lambda contact: point_of(contact.peer_id) ^ point)
 
     def refresh_points(self, random: Random) -> list[int]:
         """A random point in each bucket further away than the nearest neighbour (section 2.3)."""

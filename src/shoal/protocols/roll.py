@@ -48,7 +48,7 @@ from shoal.tensors.flat import Shapes
 
 MOVED, NEARER, CUT_OFF = "moved", "nearer", "cut off"
 """Codes of refusals: that number is over; another one collects it, or a newer; who called is alone by now."""
-RETRY_SECONDS = 0.05
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.05, 0.8  # after the first refusal, and after many
 MAX_DIALS = 64
 INVITE_SECONDS = 2.0
 
@@ -103,7 +103,7 @@ class RollBook:
         RoundError when the collector was lost.
         """
         until = self._host.clock.now() + timeout_seconds
-        number = lost = asked = 0
+        number, lost, asked, pause = 0, 0, 0, RETRY_SECONDS
         while True:
             candidates = self._candidates(series, asked)
             asked = number = self._tried[series] = number or max(self._next(series), self._invitation(series)[0])
@@ -123,7 +123,8 @@ class RollBook:
             except RefusedError as error:
                 if error.code in (MOVED, NEARER) and self._host.clock.now() < until:
                     number = self._moved_on(error, series, number, lost)
-                    await self._host.clock.sleep(0 if number == 0 else RETRY_SECONDS)
+                    await self._host.clock.sleep(0 if number == 0 else pause)
+                    pause = min(2 * pause, LONGEST_RETRY_SECONDS)
                     continue
                 failure = outcome_of(error, collector, number)
             except ProtocolError as error:
