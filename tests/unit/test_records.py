@@ -79,12 +79,22 @@ def test_merging_keeps_the_newest_of_each_owner() -> None:
     assert {owner: record.sequence for owner, record in newest.items()} == {o.peer_id: 3 for o in OWNERS[:3]}
 
 
-def test_the_newest_are_first(shelf: Shelf, wall: Wall) -> None:
-    for owner, sequence in enumerate([3, 1, 5, 2, 4]):
+def test_what_came_last_is_first(shelf: Shelf, wall: Wall) -> None:
+    for owner, sequence in [*enumerate([3, 1, 5, 2, 4]), (1, 6)]:
         assert shelf.put(1, made(sequence, wall.now + 60, owner))
-    assert [record.sequence for record in shelf.under(1)] == [5, 4, 3, 2, 1]
+    assert [record.sequence for record in shelf.under(1)] == [6, 4, 2, 5, 3]
     assert shelf.under(2) == []
     assert shelf.points() == [1]
+
+
+def test_what_fits_leaves_out_what_is_known(shelf: Shelf, wall: Wall) -> None:
+    records = [made(1, wall.now + 60, owner) for owner in range(5)]
+    for record in records:
+        assert shelf.put(1, record)
+    last = records[::-1]
+    assert shelf.fitting(1, {last[0].mark, last[2].mark}, 9, 10**6) == [last[1], last[3], last[4]]
+    assert shelf.fitting(1, set(), 2, 10**6) == last[:2]
+    assert shelf.fitting(1, set(), 9, 3 * last[0].size_bytes + 1) == last[:3]
 
 
 def test_what_has_expired_is_swept_and_the_counts_add_up(shelf: Shelf, wall: Wall) -> None:

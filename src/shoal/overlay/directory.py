@@ -308,8 +308,7 @@ class Directory:
         known = {call.known[at : at + MARK_BYTES] for at in range(0, len(call.known), MARK_BYTES)}
         for number, point in enumerate(points if call.wants_records else []):
             share = left // (len(points) - number)  # what one key does not need, the later ones may take
-            unknown = [record for record in self.shelf.under(point) if record.mark not in known]
-            chosen = _fitting(unknown[:MAX_RECORDS_PER_ANSWER], share)
+            chosen = self.shelf.fitting(point, known, MAX_RECORDS_PER_ANSWER, share)
             left -= sum(record.size_bytes for record in chosen)
             records += chosen
         return Found(contacts, records, self._places())

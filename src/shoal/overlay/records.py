@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -91,6 +91,8 @@ class _Held:
     record: SignedRecord
     until: float
     """The latest expiry of all that lay here: an older one that was to live longer can't come back before it."""
+    mark: bytes
+    size_bytes: int
 
 
 class Shelf:
@@ -123,13 +125,16 @@ class Shelf:
             return False
         if held is not None and held.record.sequence >= record.sequence:
             return held.record == record
-        grown = record.size_bytes - (held.record.size_bytes if held else 0)
+        grown = record.size_bytes - (held.size_bytes if held else 0)
         full = self._bytes + grown > MAX_BYTES
         if held is None and (self._keys_of[owner] >= MAX_KEYS_PER_OWNER or len(self) >= MAX_RECORDS):
             full = True
         if full:
             return False
-        self._held.setdefault(point, {})[owner] = _Held(record, max(record.expires_at, held.until if held else 0.0))
+        until = max(record.expires_at, held.until if held else 0.0)
+        shelf = self._held.setdefault(point, {})
+        shelf.pop(owner, None)  # the newest comes last
+        shelf[owner] = _Held(record, until, record.mark, record.size_bytes)
         self._bytes += grown
         if held is None:
             self._count += 1
@@ -137,11 +142,22 @@ class Shelf:
         return True
 
     def under(self, point: int) -> list[SignedRecord]:
-        """The valid records of a key, newest first."""
+        """The valid records of a key; what came last is first."""
+        return self.fitting(point, frozenset(), MAX_RECORDS, MAX_BYTES)
+
+    def fitting(self, point: int, known: Set[bytes], most: int, limit_bytes: int) -> list[SignedRecord]:
+        """As many of them as fit, without those whose marks are known."""
         self._sweep()
         wall = self._wall()
-        valid = [held.record for held in self._held.get(point, {}).values() if held.record.valid_at(wall)]
-        return sorted(valid, key=lambda record: -record.sequence)
+        fitting: list[SignedRecord] = []
+        for held in reversed(self._held.get(point, {}).values()):
+            if held.mark in known or not held.record.valid_at(wall):
+                continue
+            limit_bytes -= held.size_bytes
+            if limit_bytes < 0 or len(fitting) == most:
+                break
+            fitting.append(held.record)
+        return fitting
 
     def _sweep(self) -> None:
         """Forget what has expired. The wall clock may jump, also back."""
@@ -154,7 +170,7 @@ class Shelf:
                 if held.until <= wall:
                     del owners[owner]
                     self._count -= 1
-                    self._bytes -= held.record.size_bytes
+                    self._bytes -= held.size_bytes
                     self._keys_of[owner] -= 1
                     if not self._keys_of[owner]:
                         del self._keys_of[owner]
