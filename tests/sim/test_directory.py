@@ -60,6 +60,30 @@ def test_what_is_stored_lies_at_the_nearest_and_is_found_with_few_calls(count: i
     run(scenario, count)
 
 
+def test_what_is_stored_again_and_again_is_looked_up_twice_and_then_each_25_s() -> None:
+    """And at once where one of those who keep it is gone."""
+
+    async def scenario(swarm: Swarm) -> None:
+        owner = swarm.nodes[0]
+
+        async def look_ups(times: int) -> list[bool]:
+            found = []
+            for _ in range(times):
+                owner.calls.clear()
+                await owner.directory.store("key", b"value", 30)
+                found.append(any(kind == "Find" for kind, _ in owner.calls))
+                await asyncio.sleep(10)
+            return found
+
+        assert await look_ups(6) == [True, True, False, False, True, False]
+        keepers = swarm.nearest("key", REPLICAS)
+        next(node for node in keepers if node is not owner).crash()
+        assert await look_ups(4) == [False, True, True, False]
+        assert await owner.directory.store("key", b"value", 30) == REPLICAS
+
+    run(scenario, 12)
+
+
 def test_each_owner_has_its_own_entry_under_a_key() -> None:
     async def scenario(swarm: Swarm) -> None:
         wall = swarm.nodes[0].host.clock.wall

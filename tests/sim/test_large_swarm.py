@@ -71,7 +71,7 @@ def test_who_left_or_died_is_listed_no_more_and_averagings_go_on() -> None:
 
 
 def test_a_large_page_is_read_rarely_and_a_newcomer_is_soon_in_the_averagings(monkeypatch) -> None:
-    """Five visits in the first 20 s read it; then each sixth does, every minute. Rolls tell who is there."""
+    """Three visits in the first 20 s read it; then each sixth does, every minute. Rolls tell who is there."""
     monkeypatch.setattr(register, "LARGE_PAGE", 4)
     reads: Counter[str] = Counter()
     get = Directory.get
@@ -85,7 +85,7 @@ def test_a_large_page_is_read_rarely_and_a_newcomer_is_soon_in_the_averagings(mo
     async def scenario(world: World) -> None:
         peers = await swarm(world, Moshpit(group_size=4, every_seconds=5.0))
         await asyncio.sleep(70)
-        assert all(5 <= reads[peer.id] <= 7 for peer in peers)
+        assert all(3 <= reads[peer.id] <= 6 for peer in peers)
         values = VirtualReplica(torch.zeros(60), drift=0.0, step_seconds=0.5)
         newcomer = await world.start("late", peers=[peers[3].address], replica=values)
         await newcomer.attached.wait()

@@ -158,8 +158,8 @@ class Directory:
     async def get(self, *keys: str, one_by_one: bool = False) -> dict[str, dict[str, Entry]]:
         """Each key's valid records by their owner; a key without any gives {}. Raises OptionError for a bad key.
 
-        `one_by_one`: each replica is asked for what those before it did not have. It takes a little longer, and saves
-        four fifths of the bytes where many have a record under one key.
+        `one_by_one`: the replicas are asked in any order, each for what those before it did not have. It takes a little
+        longer, and saves four fifths of the bytes where many have a record under one key.
         """
         now, wall = self.host.clock.now(), self.host.clock.wall()
         found: dict[str, dict[str, Entry]] = {}
@@ -213,7 +213,7 @@ class Directory:
         self, points: list[int], width: int, wants_records: bool = False, at_once: int = ALPHA
     ) -> LookUp:
         """The nearest `width` peers of each point. At the deadline, what is known by then."""
-        search = LookUp(points, width, wants_records)
+        search = LookUp(points, width, wants_records, self.host.random if at_once == 1 else None)
         for point in points:
             search.learn(self.table.nearest(point, BUCKET_SIZE))
         try:

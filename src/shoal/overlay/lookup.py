@@ -6,6 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 
+from shoal.core.clock import Random
 from shoal.overlay.records import SignedRecord
 from shoal.overlay.routing import Contact
 from shoal.planning.distance import point_of
@@ -17,8 +18,9 @@ MAX_CANDIDATES = 4096
 class LookUp:
     """For each point the candidates in order of distance; it is done when the `width` nearest live ones answered."""
 
-    def __init__(self, points: Sequence[int], width: int, wants_records: bool) -> None:
+    def __init__(self, points: Sequence[int], width: int, wants_records: bool, random: Random | None = None) -> None:
         self.wants_records = wants_records
+        self._random = random  # who of the nearest is asked first, where not the nearest of all
         self.extra = 0
         """How many more may be asked than it takes: while the nearest are silent, the next nearest are asked too."""
         self.found: dict[int, dict[str, SignedRecord]] = {point: {} for point in points}
@@ -57,9 +59,10 @@ class LookUp:
             point: [peer_id for peer_id in self._front(point, self.extra) if (peer_id, point) not in self._answered]
             for point in self._ranked
         }
-        chosen = next((peer_ids[0] for peer_ids in unasked.values() if peer_ids), None)
-        if chosen is None:
+        candidates = next((peer_ids for peer_ids in unasked.values() if peer_ids), None)
+        if candidates is None:
             return None
+        chosen = candidates[0] if self._random is None else self._random.choice(candidates)
         points = [point for point, peer_ids in unasked.items() if chosen in peer_ids][:MAX_POINTS_PER_CALL]
         self._answered.update(((chosen, point), False) for point in points)
         return self._ways[chosen][0], points

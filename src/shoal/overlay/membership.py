@@ -45,7 +45,6 @@ NEIGHBOURS, OWN_DIALS = 64, 16
 MAX_SOUGHT, MAX_ACQUAINTANCES = 256, 1000
 CALL_SECONDS, HEARD_SECONDS = 5.0, 120.0
 
-
 Known = TypeVar("Known", Acquaintance, Record)
 
 
@@ -179,7 +178,8 @@ class Membership:
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
         self._gone.pop(peer_id, None)
-        self.directory.meet(peer_id, record.endpoints)
+        if known is None or known.endpoints != record.endpoints:
+            self.directory.meet(peer_id, record.endpoints)
         for notice in self.on_figures:
             notice()
         if known is None:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from shoal.core.errors import RefusedError
-from shoal.overlay.member_record import Record
-from shoal.protocols.roll_record import Here, Roll
+from shoal.overlay.member_record import CATCHING_UP, Record
+from shoal.overlay.register import Register
+from shoal.protocols.roll_record import STEP, Here, Roll
 
 
 @dataclass
@@ -61,3 +62,9 @@ class OpenRoll:
         if self.is_looking or self.dialled or self.busy.keys() - self.callers.keys() - self.lost.keys():
             return latest
         return min(latest, max(self.opened_at, self.reached_at) + deadline_seconds)
+
+
+def asking_to_wait(register: Register, series: str) -> list[Record]:
+    """Newcomers that would never take the steps which they missed as fast as the others take new ones."""
+    everybody = register.everybody(CATCHING_UP).values() if series == STEP else ()
+    return [record for record in everybody if record.behind_seconds > 0]

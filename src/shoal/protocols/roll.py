@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable
 from shoal.core.errors import CallTimeout, NobodyThere, PeerLost, ProtocolError, RefusedError, RemoteError, RoundError
 from shoal.net.envelope import Message
 from shoal.net.host import PARTED, Host
-from shoal.overlay.member_record import CATCHING_UP, TRAINING, Record
+from shoal.overlay.member_record import TRAINING, Record
 from shoal.overlay.membership import Membership
 from shoal.overlay.register import Register
 from shoal.planning.collector import believable, collector_of, roll_deadline_seconds
-from shoal.protocols.open_roll import OpenRoll
+from shoal.protocols.open_roll import OpenRoll, asking_to_wait
 from shoal.protocols.roll_passing import ELSEWHERE, RollPassing
 from shoal.protocols.roll_record import (
     CALL,
@@ -49,8 +49,7 @@ from shoal.tensors.flat import Shapes
 MOVED, NEARER, CUT_OFF = "moved", "nearer", "cut off"
 """Codes of refusals: that number is over; another one collects it, or a newer; who called is alone by now."""
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.05, 0.8  # after the first refusal, and after many
-MAX_DIALS = 64
-INVITE_SECONDS = 2.0
+MAX_DIALS, INVITE_SECONDS = 64, 2.0
 
 
 class RollBook:
@@ -122,6 +121,7 @@ class RollBook:
                 failure = RoundError(f"collector {collector[:8]} did not close the roll in time", number)
             except RefusedError as error:
                 if error.code in (MOVED, NEARER) and self._host.clock.now() < until:
+                    await self._follow(error.reason, series, number, collector)
                     number = self._moved_on(error, series, number, lost)
                     await self._host.clock.sleep(0 if number == 0 else pause)
                     pause = min(2 * pause, LONGEST_RETRY_SECONDS)
@@ -148,9 +148,14 @@ class RollBook:
             raise NobodyThere("no other peer takes part in averagings now")
         return candidates
 
+    async def _follow(self, told: str, series: str, number: int, collector: str) -> None:
+        """A nearer collector that has not heard of this peer invites it by the one that refused."""
+        if who := await self._passing.follow(told, lambda who: self._nearest(series, number, (who, collector)) == who):
+            self._hear_invitation(series, number, who)
+
     def _moved_on(self, error: RefusedError, series: str, number: int, lost: int) -> int:
         """The number to call for now: 0 for the next one. Raises RoundError where the others went on without us."""
-        over = number_in(error.reason)
+        over = number_in(error.reason.partition(" ")[0])
         self._note(series, over)
         if self._invitation(series)[0] > number:
             return 0  # a newer averaging is under way
@@ -163,7 +168,11 @@ class RollBook:
         invited_number, inviter = self._invitation(series)
         if invited_number == number and self._is_live(inviter):
             candidates = {*candidates, inviter}
-        return collector_of(self._key, series, number, candidates)
+        return self._nearest(series, number, candidates)
+
+    def _nearest(self, series: str, number: int, candidates: Iterable[str]) -> str:
+        charter = self._members.charter
+        return collector_of(charter.charter_id if charter else "", series, number, candidates)
 
     async def _ask(self, collector: str, here: Here, timeout_seconds: float) -> Roll:
         """The roll that it closes; RefusedError(nearer) on news of a newer number, or of a nearer collector."""
@@ -240,7 +249,8 @@ class RollBook:
         raise outcome or self._moved(here.series, NEARER if roll.superseded else MOVED)
 
     def _moved(self, series: str, code: str = MOVED) -> RefusedError:
-        return RefusedError(str(self.newest.get(series, 0)), code)
+        nearer = self._passing.nearer(self._invitation(series)[1]) if code == NEARER else ""
+        return RefusedError(str(self.newest.get(series, 0)) + nearer, code)
 
     async def _run(self, key: tuple[str, int], roll: OpenRoll, patience_seconds: float) -> None:
         """Invite, gather until all are here or the deadline passed, close."""
@@ -254,7 +264,7 @@ class RollBook:
         deadline_seconds = patience_seconds
         if series != CALL:
             step_seconds = [record.step_seconds for record in self._participants(series).values()]
-            behind_seconds = [record.behind_seconds for record in self._asking_to_wait(series)]
+            behind_seconds = [record.behind_seconds for record in asking_to_wait(self._register, series)]
             deadline_seconds = roll_deadline_seconds(step_seconds + behind_seconds)
         try:
             async with asyncio.timeout(None) as limit:
@@ -324,7 +334,7 @@ class RollBook:
         awaited = self._awaited(series, number)
         if series == STEP:
             awaited -= roll.far_behind(self._participants(STEP))
-            awaited |= {record.peer_id for record in self._asking_to_wait(series)}
+            awaited |= {record.peer_id for record in asking_to_wait(self._register, series)}
         return not roll.is_looking and awaited | roll.unanswered.keys() <= roll.callers.keys()
 
     # -- both
@@ -333,11 +343,6 @@ class RollBook:
         """The record of this very number, where this peer got it."""
         roll = self._rolls.get(series)
         return roll if roll and roll.number == number else None
-
-    @property
-    def _key(self) -> str:
-        charter = self._members.charter
-        return charter.charter_id if charter else ""
 
     def _participants(self, series: str) -> dict[str, Record]:
         return self._register.everybody(None if series == CALL else TRAINING)
@@ -350,11 +355,6 @@ class RollBook:
             for peer_id, record in self._participants(series).items()
             if (self.newest if peer_id == mine else record.rolls).get(series, 0) < number
         }
-
-    def _asking_to_wait(self, series: str) -> list[Record]:
-        """Newcomers that would never take the steps which they missed as fast as the others take new ones."""
-        everybody = self._register.everybody(CATCHING_UP).values() if series == STEP else ()
-        return [record for record in everybody if record.behind_seconds > 0]
 
     def _is_live(self, peer_id: str) -> bool:
         return peer_id == self._host.peer_id or self._host.linked(peer_id)

@@ -70,6 +70,23 @@ class RollPassing:
             return None
         return roll if _digest(roll) == digest else None
 
+    def nearer(self, who: str) -> str:
+        """The end of a refusal that sends a caller to a nearer collector: who that is, and where."""
+        remote = self._host.remotes.get(who)
+        return f" {who} {remote.endpoints[0]}" if remote and remote.endpoints else ""
+
+    async def follow(self, told: str, is_nearer: Callable[[str], bool]) -> str:
+        """Link to the collector that a refusal names, if it is nearer; empty where there is none."""
+        _, who, place = [*told.split(" "), "", ""][:3]
+        if not who or not is_nearer(who):
+            return ""
+        try:
+            if not self._host.linked(who):
+                await self._host.link([parse_endpoint(place)], who)
+        except (RemoteError, AddressError):
+            return ""
+        return who
+
     async def _give(self, peer_id: str, take: TakeRoll) -> Message:
         try:
             async with asyncio.timeout(TAKE_SECONDS):
