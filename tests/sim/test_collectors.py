@@ -246,3 +246,35 @@ def test_two_collectors_by_different_views(seed: int) -> None:
         assert len(rolls) == 1, results
 
     run_trial(seed, scenario)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whoever_does_not_know_the_collector_is_told_by_the_one_that_it_took_for_it(seed: int) -> None:
+    """The collector and one caller do not know of each other; another caller is a second late."""
+
+    async def scenario(world: World) -> None:
+        strategy = AllReduce(every_seconds=3600.0, timeout_seconds=TIMEOUT_SECONDS)
+        peers = await crowd(world, 6, strategy)
+        collector = next_collector(peers)
+        second = next_collector([peer for peer in peers if peer is not collector])
+        stranger, late, *others = (peer for peer in peers if peer not in (collector, second))
+        await asyncio.sleep(24)  # the early readings of the register are over
+        await stranger.peer.host.part(collector.id)
+        await asyncio.sleep(0.1)
+        for one, other in ((stranger, collector), (collector, stranger)):
+            one.peer.register._page.pop(other.id, None)
+            assert other.id not in one.peer.register.everybody()
+        vectors = inputs_of(6)
+
+        async def call(peer: SimPeer, after_seconds: float) -> Outcome:
+            await asyncio.sleep(after_seconds)
+            values = vectors[peers.index(peer)]
+            return await strategy.all_reduce(peer.peer, CALL, values, 1.0, shapes_of_vectors(values))
+
+        moments = {collector: 0.0, stranger: 0.3, late: 0.8, **dict.fromkeys([second, *others], 0.1)}
+        outcomes = await asyncio.gather(*(call(peer, moment) for peer, moment in moments.items()))
+        assert len({outcome.roll.roll_id for outcome in outcomes}) == 1
+        assert {len(outcome.roll.members) for outcome in outcomes} == {6}
+        assert all(outcome.exact for outcome in outcomes)
+
+    World(seed=seed).run(scenario)
