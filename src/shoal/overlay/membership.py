@@ -178,7 +178,7 @@ class Membership:
             return  # its link broke while its record was on the way
         self.members[peer_id] = record
         self._gone.pop(peer_id, None)
-        if known is None or known.endpoints != record.endpoints:
+        if known is None or known.endpoints != record.endpoints or self.directory.table.any_rests:
             self.directory.meet(peer_id, record.endpoints)
         for notice in self.on_figures:
             notice()

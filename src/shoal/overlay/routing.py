@@ -115,6 +115,11 @@ class RoutingTable:
         """It can be reached after all: it may be asked at once."""
         self._rests.pop(contact, None)
 
+    @property
+    def any_rests(self) -> bool:
+        """Whether some contact has failed, and was not heard of since."""
+        return bool(self._rests)
+
     def resting(self, contact: Contact) -> bool:
         """Whether it is not to be asked now."""
         return contact in self._rests and self._rests[contact][0] > self._now()

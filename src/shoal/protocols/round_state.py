@@ -55,8 +55,8 @@ class Round:
         self, host: Host, group: Group, vectors: Vectors, source: str, mass: float, part_bytes: int,
         dropped: Counter[str], memory: Memory,
     ) -> None:  # fmt: skip
-        self.shares = shares_by_bandwidth(group.bandwidths)
-        owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, self.shares, part_bytes)
+        shares = shares_by_bandwidth(group.bandwidths)
+        owned = cut_parts([len(vector) for vector in vectors], ITEM_BYTES, shares, part_bytes)
         self.host, self.group, self.vectors, self.source, self.mass = host, group, vectors, source, mass
         self._memory = memory
         self._result = self._new_result()
