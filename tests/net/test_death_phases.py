@@ -9,7 +9,10 @@ from big_swarm import BigSwarm
 from moments import CALLED, CLOSING, COLLECTING, PART_SENT, RESULTS_HALF_SENT, SHARE_HALF_REDUCED
 from swarm_process import Peers
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process"),
+]
 
 
 @pytest.mark.timeout(300)

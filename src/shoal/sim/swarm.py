@@ -152,6 +152,7 @@ class Swarm:
             xscale="log", yscale="log", xlabel="peers", ylabel="processor seconds", title="What a simulated swarm costs"
         )
         axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xticks([], minor=True)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         FigureCanvasAgg(figure).print_png(path)
