@@ -14,8 +14,8 @@ import msgspec
 from shoal.core.errors import ProtocolError
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of every message body. Its class name is its name on the wire; what is as by default does not travel."""
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every message body. Its class name is its name on the wire."""
 
 
 class Done(Message, frozen=True):

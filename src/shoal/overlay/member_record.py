@@ -19,9 +19,10 @@ Figure = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """No NaN: it is neither newer nor older than anything."""
 
 
-class Record(Message, frozen=True):
-    """What a peer says of itself. `born` and `version` order its records; `rolls` is its newest number per series.
+class Record(Message, frozen=True, omit_defaults=True):
+    """What a peer says of itself; what is as by default does not travel.
 
+    `born` and `version` order its records; `rolls` is its newest number per series.
     In gradient mode `gathered` samples are those towards its next step, and `waits` says that it has stopped for it. A
     newcomer that can not keep up with the steps it missed needs `behind_seconds` for them, and asks to be waited for.
     """
